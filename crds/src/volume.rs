@@ -10,6 +10,7 @@ use crate::{
     attributes::VolumeAttributes,
     availability::Explanation,
     condition::{self, Condition, ConditionStatus},
+    has_image::HasImage as _,
     health::{self, VolumeProblem, VolumeSeverity},
     location,
     node::is_zero,
@@ -144,6 +145,16 @@ pub struct PoolVolumeSpec {
 }
 
 impl PoolVolume {
+    /// The source on another node whose data the volume waits for, and the name of the snapshot that is copied: the
+    /// bytes of the volume are reserved, and its image is not made.
+    pub fn awaited_copy(&self) -> Option<(&ContentSource, &str)> {
+        let source = self.spec.content_source.as_ref()?;
+        let snapshot = source.copied_snapshot()?;
+        let awaits =
+            self.reserved().is_some() && self.size().is_none() && !self.spec.deletion_requested;
+        awaits.then_some((source, snapshot))
+    }
+
     /// The condition that refuses the expansion that the spec requests now, if there is one.
     /// Nothing is reserved for that expansion, and the controller lowers the size again.
     pub fn refused_growth(&self) -> Option<&Condition> {

@@ -83,6 +83,8 @@ pub enum Command {
     Volumes(Volumes),
     /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
+    /// List the copies of snapshots to other nodes, with their progress or why they wait
+    Transfers(Transfers),
     /// List the disks of the nodes, and print a StoragePool that uses the blank ones; changes nothing
     Discover(Discover),
     /// Show the space that pools and volumes use, and what they read and write each second
@@ -233,6 +235,17 @@ pub struct Snapshots {
     /// Also show volumes without snapshots and without a source
     #[arg(long)]
     pub all: bool,
+    /// Output format.
+    #[command(flatten)]
+    pub output: ListOutput,
+}
+
+/// Flags of `transfers`.
+#[derive(Args, Clone, Debug)]
+pub struct Transfers {
+    /// Pool that receives, and node that sends or receives, to which the output is restricted.
+    #[command(flatten)]
+    pub only: Selection,
     /// Output format.
     #[command(flatten)]
     pub output: ListOutput,

@@ -9,7 +9,8 @@ use std::{
 use cistern_client::Rejection;
 pub use cistern_crds::unclaimed::handle;
 use cistern_crds::{
-    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, VolumeMove, names,
+    ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
+    VolumeMove, names,
     unclaimed::{self, snapshot_handle},
     volume::ClaimReference,
 };
@@ -44,6 +45,8 @@ pub struct Cluster {
     pub groups: Vec<PoolSnapshotGroup>,
     /// All VolumeMoves.
     pub moves: Vec<VolumeMove>,
+    /// All ImageTransfers.
+    pub transfers: Vec<ImageTransfer>,
     /// StorageClasses with Cistern as provisioner.
     pub classes: Vec<StorageClass>,
     /// Claims of these classes, and claims bound to `persistent_volumes`.
@@ -83,7 +86,8 @@ impl Cluster {
     /// Lists Cistern's own objects. Those that cannot be parsed are only in `unreadable`. Fails if the CRDs
     /// are not installed, or if a request fails.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
-        let (pools, nodes, volumes, snapshots, groups, moves) = tokio::try_join!(
+        let (pools, nodes, volumes, snapshots, groups, moves, transfers) = tokio::try_join!(
+            connection.own(),
             connection.own(),
             connection.own(),
             connection.own(),
@@ -99,6 +103,7 @@ impl Cluster {
             snapshots: unreadable.sort_out(snapshots),
             groups: unreadable.sort_out(groups),
             moves: unreadable.sort_out(moves),
+            transfers: unreadable.sort_out(transfers),
             unreadable,
             ..Self::default()
         })

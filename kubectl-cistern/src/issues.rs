@@ -306,13 +306,22 @@ fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) ->
     let mut all = Vec::new();
     if !object.deletion_requested() && !is_new(object, now) {
         let ready = failing(object.conditions(), &[ConditionType::Ready]);
-        all.extend(ready.map(|ready| Issue::by(ready, Severity::Error, kind, &name)));
+        all.extend(ready.map(|ready| Issue::by(ready, of_not_ready(ready), kind, &name)));
     }
     if let Some(held) = held(object.conditions()) {
         all.push(Issue::by(held, Severity::Warning, kind, &name));
     }
     let at = |issue: Issue| issue.at(object.node_name(), object.pool_name());
     all.into_iter().map(at).collect()
+}
+
+/// A copy from another node takes its time, and ends by itself.
+fn of_not_ready(ready: &Condition) -> Severity {
+    if ready.reason == Reason::Copying.as_str() {
+        Severity::Warning
+    } else {
+        Severity::Error
+    }
 }
 
 /// Combines the issues of more than [`FEW`] objects into one, if kind, node, pool, reason and
@@ -507,6 +516,26 @@ mod tests {
                 .iter()
                 .any(|(_, kind, ..)| *kind == "Claim")
         );
+    }
+
+    #[test]
+    fn a_copy_from_another_node_is_a_warning_until_it_cannot_go_on() {
+        let mut cluster = cluster();
+        let status = cluster.volumes[1].status.as_mut().unwrap();
+        status.problems.clear();
+        let severity = |reason: &str| {
+            let mut cluster = cluster.clone();
+            let status = cluster.volumes[1].status.as_mut().unwrap();
+            status.conditions = vec![object(condition("Ready", "False", reason, "it is copied"))];
+            let issues = summaries(&cluster).into_iter();
+            let of_volume = |(_, kind, ..): &(_, &str, _, _)| *kind == "PoolVolume";
+            issues
+                .filter(of_volume)
+                .map(|(severity, ..)| severity)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(severity("Copying"), [Severity::Warning]);
+        assert_eq!(severity("SourceUnreachable"), [Severity::Error]);
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub mod support_bundle;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod top;
+pub mod transfers;
 pub mod ui;
 pub mod unreadable;
 pub mod volumes;
@@ -125,6 +126,12 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             let cluster = Cluster::with_users(&connection).await?;
             let unreadable = &cluster.unreadable;
             unreadable.refuse::<PoolVolume>(flags.volume.as_deref())?;
+            list::show(&connection, cluster, flags.output, printer, view).await
+        }
+        Command::Transfers(flags) => {
+            let view =
+                |cluster: &Cluster| transfers::Transfers::of(cluster, &flags.only, Utc::now());
+            let cluster = Cluster::with_users(&connection).await?;
             list::show(&connection, cluster, flags.output, printer, view).await
         }
         Command::Discover(flags) => discover::run(&connection, &flags, printer).await,

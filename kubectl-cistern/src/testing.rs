@@ -98,6 +98,7 @@ pub(crate) fn cluster() -> Cluster {
         }))],
         groups: Vec::new(),
         moves: Vec::new(),
+        transfers: Vec::new(),
         unread: Vec::new(),
         unreadable: UnreadableObjects::default(),
     }

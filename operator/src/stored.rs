@@ -6,7 +6,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, HasImage as _, PoolSnapshot, PoolVolume, Provisioning, time,
+    ConditionStatus, ConditionType, ContentSource, PoolSnapshot, PoolVolume, Provisioning, time,
     unclaimed::Claimable, volume::PoolVolumeStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
@@ -38,6 +38,15 @@ pub struct AwaitedCopy {
     pub snapshot: Box<str>,
     /// Name of its image.
     pub image: Box<str>,
+}
+
+impl AwaitedCopy {
+    fn of((source, snapshot): (&ContentSource, &str)) -> Self {
+        Self {
+            snapshot: snapshot.into(),
+            image: source.image.as_str().into(),
+        }
+    }
 }
 
 /// Where an object is.
@@ -84,7 +93,7 @@ impl StoredVolume {
         let provisioning = volume.spec.attributes.provisioning;
         let stored = Self::of(&volume, provisioning);
         Self {
-            awaits: awaited(&volume).map(Box::new),
+            awaits: volume.awaited_copy().map(AwaitedCopy::of).map(Box::new),
             report: reportable(volume).map(Box::new),
             ..stored
         }
@@ -120,18 +129,6 @@ impl<R> Stored<R> {
     }
 }
 
-/// The copy that a volume waits for: its bytes are reserved, and its image is not made.
-fn awaited(volume: &PoolVolume) -> Option<AwaitedCopy> {
-    let source = volume.spec.content_source.as_ref()?;
-    let snapshot = source.copied_snapshot()?;
-    let awaits =
-        volume.reserved().is_some() && volume.size().is_none() && !volume.spec.deletion_requested;
-    awaits.then(|| AwaitedCopy {
-        snapshot: snapshot.into(),
-        image: source.image.as_str().into(),
-    })
-}
-
 /// The reportable part of a volume: its problems, a check that is running, and the conditions of a
 /// size, attributes or limits that are not applied. None if it has none of these.
 fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
@@ -162,7 +159,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, ContentSource, SourceKind};
+    use cistern_crds::{Bytes, SourceKind};
     use serde_json::{Value, json};
 
     use super::*;

@@ -18,10 +18,11 @@ use std::fmt;
 
 use cistern_transfer::KeyPair;
 use kube::Client;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 
 pub use self::{
-    copies::{Copies, CopyProgress, finding},
+    copies::{Copies, CopyProgress, CopyState, finding},
     grants::Grants,
     receiving::receive,
     route::NotCopied,
@@ -40,6 +41,8 @@ pub struct Transfers {
     pub grants: Grants,
     /// Copies that are received.
     pub copies: Copies,
+    /// Bytes of data that were sent.
+    pub sent: Counter,
     client: Client,
     receiving: Semaphore,
 }
@@ -57,6 +60,7 @@ impl Transfers {
             keys,
             grants: Grants::default(),
             copies: Copies::default(),
+            sent: Counter::default(),
             client,
             receiving: Semaphore::new(RECEIVED),
         }

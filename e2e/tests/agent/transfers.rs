@@ -88,6 +88,14 @@ async fn no_copies(node: &Fixture) {
     .await;
 }
 
+/// A number among the metrics of a node, without other labels.
+async fn total(node: &Fixture, metric: &str) -> u64 {
+    let served = node.driver.node().get("/metrics").await.unwrap();
+    let series = format!("{metric}{{node=\"{}\"}} ", node.name);
+    let value = served.lines().find_map(|line| line.strip_prefix(&series));
+    value.unwrap_or_else(|| panic!("{served}")).parse().unwrap()
+}
+
 #[tokio::test]
 async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitted() {
     let (source, target) = tokio::join!(
@@ -120,11 +128,20 @@ async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitt
         let waiting = target.until(&name, "to wait", waits(Reason::Copying)).await;
         let text = message(&waiting);
         assert!(text.contains("has not permitted yet"), "{text}");
+        let (metrics, node) = (target.driver.node(), target.name.as_str());
+        let waiting = format!("cistern_transfers{{node=\"{node}\",state=\"waiting\"}} 1");
+        metrics.shows(&waiting).await;
+        let pool = &restored.spec.pool_name;
+        let labels = format!("node=\"{node}\",volume=\"{name}\",pool=\"{pool}\"");
+        let copied = format!("cistern_volume_copied_bytes{{{labels}}} 0");
+        metrics.shows(&copied).await;
         permit(&source, &snapshot, &target, &restored).await;
         let restored = target.until(&name, "to be ready", is_ready()).await;
         assert_eq!(status(&restored).size, Some(size));
         assert_eq!(copies(&target).await, "");
         forbid(&target, &restored).await;
+        let waiting = waiting.replace(" 1", " 0");
+        metrics.shows(&waiting).await;
         // The snapshot is no longer needed.
         unstage(&source, &volume, "source").await;
         source.remove_snapshots().await;
@@ -136,6 +153,13 @@ async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitt
         unstage(&target, &restored, "restored").await;
         target.remove(&name).await;
     }
+    let sent = total(&source, "cistern_transfer_sent_bytes_total").await;
+    let received = total(&target, "cistern_transfer_received_bytes_total").await;
+    // Two copies with 20 MiB of files each.
+    assert!(
+        received >= 40 << 20 && sent == received,
+        "{sent} {received}"
+    );
     source.finish().await;
     target.finish().await;
 }
@@ -169,6 +193,11 @@ async fn a_copy_goes_on_after_each_of_its_nodes_was_killed_and_reports_its_progr
     let name = restored.name_any();
     let progresses = |volume: &PoolVolume| message(volume).contains("about");
     let progressing = target.until(&name, "to be copied", progresses).await;
+    let running = format!(
+        "cistern_transfers{{node=\"{}\",state=\"running\"}} 1",
+        target.name
+    );
+    target.driver.node().shows(&running).await;
     let text = message(&progressing);
     let begin = format!("snapshot {} of node {}", snapshot.name_any(), source.name);
     assert!(text.starts_with(&begin), "{text}");

@@ -19,13 +19,14 @@ use crate::{
 };
 
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
-/// Metrics and matchers that have series only during problems, or for attached volumes. This installation
-/// has neither.
-const WITHOUT_SERIES: [&str; 10] = [
+/// Metrics and matchers that have series only during problems or copies, or for attached volumes. This installation
+/// has none of these.
+const WITHOUT_SERIES: [&str; 11] = [
     "cistern_operator_gone_node_objects",
     "cistern_volume_problem",
     "cistern_volumes_not_expanded",
     "cistern_volumes_not_limited",
+    "cistern_volume_copied_bytes",
     "cistern_drift",
     "cistern_volume_reads_completed_total",
     "cistern_volume_read_bytes_total",

@@ -18,6 +18,7 @@ mod replace_disk;
 mod rights;
 mod support_bundle;
 mod top;
+mod transfers;
 mod ui;
 mod unreadable;
 mod usage;

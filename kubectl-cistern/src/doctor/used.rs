@@ -46,12 +46,13 @@ const fn in_system(
     }
 }
 
-const VIEWS: &[&str] = &["status", "pools", "volumes", "snapshots", "ui"];
+const VIEWS: &[&str] = &["status", "pools", "volumes", "snapshots", "transfers", "ui"];
 const READERS: &[&str] = &[
     "status",
     "pools",
     "volumes",
     "snapshots",
+    "transfers",
     "ui",
     "orphans",
     "replace-disk",
@@ -77,6 +78,7 @@ pub(super) const USED: &[Used] = &[
     of(READERS, OWN, "poolsnapshots", WATCH),
     of(READERS, OWN, "poolsnapshotgroups", LIST),
     of(READERS, OWN, "volumemoves", WATCH),
+    of(READERS, OWN, "imagetransfers", WATCH),
     of(READERS, "", "persistentvolumes", WATCH),
     of(READERS, "", "persistentvolumeclaims", WATCH),
     of(VIEWS, "", "pods", WATCH),

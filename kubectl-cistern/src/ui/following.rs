@@ -13,7 +13,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
+use cistern_crds::{ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
 use k8s_openapi::api::{
     core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec},
     storage::v1::StorageClass,
@@ -70,6 +70,7 @@ pub struct Following {
     volumes: Watched<DeserializeGuard<PoolVolume>>,
     snapshots: Watched<DeserializeGuard<PoolSnapshot>>,
     moves: Watched<DeserializeGuard<VolumeMove>>,
+    transfers: Watched<DeserializeGuard<ImageTransfer>>,
     classes: Watched<StorageClass>,
     claims: Watched<PersistentVolumeClaim>,
     persistent_volumes: Watched<PersistentVolume>,
@@ -97,6 +98,7 @@ impl Following {
             volumes: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             snapshots: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             moves: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
+            transfers: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             classes: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             claims: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             persistent_volumes: Watched::start(
@@ -140,6 +142,7 @@ impl Following {
             volumes: unreadable.sort_out(self.volumes.objects()),
             snapshots: unreadable.sort_out(self.snapshots.objects()),
             moves: unreadable.sort_out(self.moves.objects()),
+            transfers: unreadable.sort_out(self.transfers.objects()),
             unreadable,
             ..Cluster::default()
         };
@@ -166,6 +169,7 @@ impl Following {
         session.add(&self.volumes);
         session.add(&self.snapshots);
         session.add(&self.moves);
+        session.add(&self.transfers);
         session.add(&self.classes);
         session.add(&self.claims);
         session.add(&self.persistent_volumes);
@@ -278,6 +282,7 @@ mod tests {
                 volumes: Watched::fixed(guarded(cluster.volumes)),
                 snapshots: Watched::fixed(guarded(cluster.snapshots)),
                 moves: Watched::fixed(guarded(cluster.moves)),
+                transfers: Watched::fixed(guarded(cluster.transfers)),
                 classes: Watched::fixed(cluster.classes),
                 claims: Watched::fixed(cluster.claims),
                 persistent_volumes: Watched::fixed(

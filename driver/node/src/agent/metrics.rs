@@ -1,4 +1,4 @@
-//! Metrics of the agent: counters of its reconciles, and gauges of its pools and volumes that are
+//! Metrics of the agent: counters of its reconciles and copies, and gauges of its pools and volumes that are
 //! computed on each scrape.
 //!
 //! Values that a status holds are read from it, so that metrics, conditions and CSI responses agree.
@@ -12,6 +12,7 @@ mod labels;
 mod node;
 mod pools;
 mod reconciles;
+mod transfers;
 mod volumes;
 
 use std::{fmt, sync::Arc};
@@ -27,6 +28,7 @@ pub fn register(agent: &Arc<Agent>, registry: &mut Registry) {
     let node = ("node".into(), agent.node.name.clone().into());
     let registry = registry.sub_registry_with_label(node);
     agent.metrics.register(registry);
+    transfers::register(&agent.transfers, registry);
     registry.register_collector(Box::new(Snapshot {
         agent: Arc::clone(agent),
     }));

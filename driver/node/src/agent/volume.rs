@@ -59,8 +59,8 @@ impl Reconcile for PoolVolume {
             VolumeStep::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
             VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
             VolumeStep::Admit => Box::pin(reconciliation.admit()).await,
-            VolumeStep::AdmitGrowth => reconciliation.admit_growth().await,
-            VolumeStep::AdmitAttributes => reconciliation.admit_attributes().await,
+            VolumeStep::AdmitGrowth => Box::pin(reconciliation.admit_growth()).await,
+            VolumeStep::AdmitAttributes => Box::pin(reconciliation.admit_attributes()).await,
             VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => {
                 reconciliation.prepare(step).await
             }
@@ -72,6 +72,7 @@ impl Reconcile for PoolVolume {
         agent.observations.forget(name);
         agent.checks.forget(name);
         agent.io.forget(name);
+        agent.transfers.copies.forget(name);
     }
 }
 

@@ -31,6 +31,20 @@ const QUEUED: usize = 2;
 pub async fn receive(
     agent: &Agent,
     volume: &PoolVolume,
+    copied: (&ContentSource, &str),
+    target: (Arc<Pool>, VolumeGuard),
+) -> Result<(), NotCopied> {
+    let received = receive_rest(agent, volume, copied, target).await;
+    if received.is_ok() {
+        agent.transfers.copies.complete(&volume.name_any());
+    }
+    received
+}
+
+/// Receives what is left of a copy.
+async fn receive_rest(
+    agent: &Agent,
+    volume: &PoolVolume,
     (source, snapshot): (&ContentSource, &str),
     (pool, guard): (Arc<Pool>, VolumeGuard),
 ) -> Result<(), NotCopied> {
@@ -50,7 +64,9 @@ pub async fn receive(
     let Some(route) = route(agent, volume, &source.image, snapshot).await? else {
         return Ok(());
     };
+    let queued = agent.transfers.copies.queue(&volume.name_any());
     let _slot = agent.transfers.receiving.acquire().await;
+    drop(queued);
     let unreachable = |why: &str| unreachable(&route.node, snapshot, why);
     let peer = (route.address, route.key);
     let fetch = fetch(&agent.transfers.keys, peer, &volume.name_any()).await;
@@ -154,7 +170,7 @@ fn write(
     mut chunks: mpsc::Receiver<Next>,
     now: fn() -> DateTime<Utc>,
 ) -> Result<(), image::Error> {
-    let (mut data, mut unsynced) = (0, 0);
+    let mut unsynced = 0;
     while let Some(next) = chunks.blocking_recv() {
         let chunk = match next {
             Next::Chunk(chunk) => chunk,
@@ -162,12 +178,12 @@ fn write(
         };
         incoming.write(&chunk)?;
         let length = chunk.data.len() as u64;
-        (data, unsynced) = (data + length, unsynced + length);
+        unsynced += length;
         if unsynced >= SYNCED {
             incoming.sync()?;
             unsynced = 0;
         }
-        copy.reached(incoming.written().0, data, now());
+        copy.reached(incoming.written().0, length, now());
     }
     incoming.sync()
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cistern_client::Chain;
 use cistern_host::copy::{Chunk, Outgoing};
 use cistern_transfer::{Data, Opened, PublicKey, Refused, Source};
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
+use prometheus_client::metrics::counter::Counter;
 
 use crate::{
     agent::{Agent, pools::Usable},
@@ -48,7 +49,7 @@ impl Sending {
             .map_err(|error| unavailable(&error))?;
         Ok(Opened {
             original: outgoing.original().clone(),
-            data: data(outgoing),
+            data: data(outgoing, self.agent.transfers.sent.clone()),
         })
     }
 }
@@ -68,9 +69,9 @@ impl Source for Sending {
     }
 }
 
-/// The chunks of a snapshot. Each is read on request, on a thread of its own.
-fn data(outgoing: Outgoing) -> Data {
-    stream::try_unfold(outgoing, async |mut outgoing| {
+/// The chunks of a snapshot, whose bytes are counted. Each is read on request, on a thread of its own.
+fn data(outgoing: Outgoing, sent: Counter) -> Data {
+    let chunks = stream::try_unfold(outgoing, async |mut outgoing| {
         let next = on_host((), move || {
             let chunk = next_chunk(&mut outgoing);
             (outgoing, chunk)
@@ -81,8 +82,11 @@ fn data(outgoing: Outgoing) -> Data {
         let (outgoing, chunk) = next.await.map_err(|error| failed(&error))?;
         let chunk = chunk.map_err(|error| failed(&error))?;
         Ok(chunk.map(|chunk| (chunk, outgoing)))
-    })
-    .boxed()
+    });
+    let counted = chunks.inspect_ok(move |chunk: &Chunk| {
+        sent.inc_by(chunk.data.len() as u64);
+    });
+    counted.boxed()
 }
 
 /// The next part with data; None at the end.

@@ -8,6 +8,7 @@ use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, condition};
 use super::{
     io,
     labels::{name, of_volume, write_health},
+    transfers,
 };
 use crate::agent::{
     Agent,
@@ -28,7 +29,8 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     io::write(agent, &volumes, gauges)?;
     health(agent, &volumes, gauges)?;
     not_expanded(&volumes, gauges)?;
-    not_limited(&volumes, gauges)
+    not_limited(&volumes, gauges)?;
+    transfers::write(agent, &volumes, gauges)
 }
 
 /// Joins the other metrics with the claim, for alerts and dashboards.
