@@ -21,7 +21,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, Resource, ResourceExt,
     api::{DynamicObject, ListParams},
-    core::{Selector, SelectorExt as _},
+    core::{DeserializeGuard, Selector, SelectorExt as _},
 };
 use serde::de::DeserializeOwned;
 
@@ -83,8 +83,8 @@ pub struct Users {
 pub const CLAIM_WARNINGS: &str = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
 
 impl Cluster {
-    /// Lists Cistern's own objects. Those that cannot be parsed are only in `unreadable`. Fails if the CRDs
-    /// are not installed, or if a request fails.
+    /// Lists Cistern's own objects. Those that cannot be parsed are only in `unreadable`. Kinds that version 0.1
+    /// does not have may be missing. Fails if the other CRDs are not installed, or if a request fails.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
         let (pools, nodes, volumes, snapshots, groups, moves, transfers) = tokio::try_join!(
             connection.own(),
@@ -92,18 +92,19 @@ impl Cluster {
             connection.own(),
             connection.own(),
             connection.own(),
-            connection.own(),
-            connection.own(),
+            of_newer_version(connection),
+            of_newer_version(connection),
         )?;
-        let mut unreadable = UnreadableObjects::default();
+        let (mut unread, mut unreadable) = (Vec::new(), UnreadableObjects::default());
         Ok(Self {
             pools: unreadable.sort_out(pools),
             nodes: unreadable.sort_out(nodes),
             volumes: unreadable.sort_out(volumes),
             snapshots: unreadable.sort_out(snapshots),
             groups: unreadable.sort_out(groups),
-            moves: unreadable.sort_out(moves),
-            transfers: unreadable.sort_out(transfers),
+            moves: unreadable.sort_out(or_note(moves, &mut unread)),
+            transfers: unreadable.sort_out(or_note(transfers, &mut unread)),
+            unread,
             unreadable,
             ..Self::default()
         })
@@ -319,6 +320,22 @@ fn or_note<K: Resource<DynamicType = ()>>(
         unread.push(format!("{kind} are not shown: you may not list them"));
         Vec::new()
     })
+}
+
+/// Lists a kind that version 0.1 of Cistern does not have; `None` if the user may not list it, as with the
+/// ClusterRoles of that version.
+async fn of_newer_version<K>(
+    connection: &Connection,
+) -> Result<Option<Vec<DeserializeGuard<K>>>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    match connection.own().await {
+        Ok(list) => Ok(Some(list)),
+        Err(Error::NotInstalled { .. }) => Ok(Some(Vec::new())),
+        Err(Error::Denied { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Lists a kind; `None` if the user may not list it.

@@ -22,6 +22,7 @@ mod transfers;
 mod ui;
 mod unreadable;
 mod usage;
+mod versions;
 mod views;
 
 use std::{
