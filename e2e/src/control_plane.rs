@@ -194,9 +194,24 @@ impl ControlPlane {
 
     /// Applies the custom resource definitions and waits until they are served.
     pub async fn install_definitions(&self) {
+        self.install(definitions()).await;
+    }
+
+    /// Does the same as [`Self::install_definitions`], but leaves out one definition.
+    ///
+    /// # Panics
+    /// If no definition has this name.
+    pub async fn install_definitions_except(&self, name: &str) {
+        let (left_out, others) = definitions()
+            .into_iter()
+            .partition::<Vec<_>, _>(|definition| definition.name_any() == name);
+        assert_eq!(left_out.len(), 1, "{name} is a definition");
+        self.install(others).await;
+    }
+
+    async fn install(&self, definitions: Vec<CustomResourceDefinition>) {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let parameters = PatchParams::apply("cistern-e2e").force();
-        let definitions = definitions();
         for definition in &definitions {
             api.patch(
                 &definition.name_any(),

@@ -7,10 +7,7 @@ use cistern_e2e::{
     ControlPlane, Folder, Process, control_plane::free_addresses, eventually, service::get,
 };
 use futures::{StreamExt as _, stream};
-use k8s_openapi::{
-    api::core::v1::Namespace,
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -19,15 +16,15 @@ use serde_json::json;
 
 use crate::{
     cluster::{Cluster, SOON, SYSTEM, operator_command},
-    objects::{change, create, delete, gone},
+    objects::{change, create, delete},
 };
 
 #[tokio::test]
 async fn a_missing_definition_is_reported_in_readiness_and_waited_for() {
-    let control_plane = ControlPlane::start().await;
-    let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
-    delete(&definitions, "storagepools.cistern.storage").await;
-    gone(&definitions, "storagepools.cistern.storage").await;
+    let control_plane = ControlPlane::start_without_definitions().await;
+    control_plane
+        .install_definitions_except("storagepools.cistern.storage")
+        .await;
     // The operator's Lease is in this namespace.
     let namespaces: Api<Namespace> = Api::all(control_plane.client());
     create(&namespaces, &json!({"metadata": {"name": SYSTEM}})).await;
