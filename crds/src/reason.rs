@@ -123,6 +123,10 @@ names! {
         ///
         /// Bring that node back, or delete the claim. The copy goes on where it ended.
         SourceUnreachable,
+        /// The volume moves to another node, and is closed for that; the message states the VolumeMove.
+        ///
+        /// No action is needed. Pods that use the volume keep it; others get it once it has moved.
+        Moving,
         /// The pool has too little room left for the object.
         ///
         /// Delete volumes or snapshots of the pool, enlarge the pool, or request less.

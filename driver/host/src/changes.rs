@@ -13,7 +13,7 @@
 //!
 //! *Invariants:* two parts that are not reported as different lie in the same blocks of one
 //! filesystem, or both read as zeros; everything else is reported, whether or not its bytes differ.
-//! The content of both files is constant: snapshots are never written. Only the location of their
+//! The content of both files is constant: snapshots and closed images are never written. Only the location of their
 //! extents may change, when an administrator defragments the pool. So the base is read before and
 //! after the target, and an extent at the same location both times was there in between. (It would
 //! have less than a millisecond to move away and back.) Memory does not grow with the number of
@@ -77,14 +77,23 @@ impl Pool {
 
     fn walk(&self, base: Option<&Uid>, target: &Uid, from: u64) -> Result<Changes, image::Error> {
         let target = self.read_snapshot(target)?;
+        let base = base.map(|base| self.read_snapshot(base)).transpose()?;
         Ok(Changes {
+            base,
+            ..self.data_of(target, from)
+        })
+    }
+
+    /// Returns the parts of an image that hold data. Its content is constant.
+    pub(crate) fn data_of(&self, target: Reading, from: u64) -> Changes {
+        Changes {
             system: Arc::clone(&self.system),
-            base: base.map(|base| self.read_snapshot(base)).transpose()?,
+            base: None,
             size: target.image.size.0,
             target,
             cursor: from - from % SECTOR,
             last: None,
-        })
+        }
     }
 
     /// Opens the image of a snapshot.

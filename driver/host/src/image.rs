@@ -3,8 +3,8 @@
 //! *Invariants:* an image appears whole or not at all. Its name is the UID of the object that made
 //! it, and an extended attribute records its identity. Only [`Pool::create_image`] makes a
 //! filesystem, in a file that is not yet among the images. Only [`Pool::remove_image`] removes an
-//! image, or [`Pool::remove_discarded`] from the trash, and only while it is neither attached nor
-//! read.
+//! image, or [`Pool::remove_discarded`] from the trash, or [`Pool::remove_closed`] after a move, and only
+//! while it is neither attached nor read.
 
 mod clone;
 mod conflict;
@@ -129,6 +129,9 @@ impl Pool {
         self.check()?;
         let uid = &request.uid;
         if self.image(uid)?.is_none() {
+            // Its data is in a closed image, or in a copy that another node sends.
+            self.refuse_closed(uid)?;
+            self.refuse_own_copy(uid)?;
             self.make(request, checking)?;
         }
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
@@ -140,7 +143,11 @@ impl Pool {
         self.system
             .sync(self.images.as_fd())
             .map_err(failed("sync the name", uid))?;
-        self.reallocate(uid)?;
+        match self.reallocate(uid) {
+            // It is whole, and does not change before it has moved.
+            Err(Error::Moving { .. }) => {}
+            result => result?,
+        }
         // Before the caller uses the volume: its writes would need space of their own for what they share.
         if request.source.is_some() {
             self.remove_incoming(uid)?;
@@ -158,7 +165,8 @@ impl Pool {
     }
 
     /// Removes an image, and frees the space that it does not share before it returns. Succeeds
-    /// when it does not exist; fails when it is attached or being read.
+    /// when it does not exist; fails when it is attached or being read, or is closing or closed for a
+    /// move, which has to be undone first.
     pub fn remove_image(&self, uid: &Uid) -> Result<(), Error> {
         self.check()?;
         let system = &*self.system;
@@ -174,8 +182,12 @@ impl Pool {
             // before that.
             file.map_or(Ok(()), |file| system.truncate(file.as_fd(), 0))
         };
+        self.refuse_closed(uid)?;
         let file = self.open_image(uid)?;
         let file = file.map(|file| self.unused(file, uid)).transpose()?;
+        if let Some(file) = &file {
+            self.refuse_marked(file.as_fd(), uid)?;
+        }
         remove(file).map_err(failed("remove the file", uid))?;
         self.remove_incoming(uid)
     }
@@ -199,24 +211,23 @@ impl Pool {
     }
 
     /// Locks the file of an image exclusively; fails when it is attached or being read.
-    fn unused(&self, file: OwnedFd, uid: &Uid) -> Result<OwnedFd, Error> {
+    pub(crate) fn unused(&self, file: OwnedFd, uid: &Uid) -> Result<OwnedFd, Error> {
+        let locked = self.lock_file(file.as_fd());
+        if !locked.map_err(failed("lock the file", uid))? {
+            return Err(Error::InUse {
+                uid: uid.clone(),
+                by: ImageUse::Locked,
+            });
+        }
+        // Under the lock, because who attaches an image holds it.
         self.detach_idle(file.as_fd(), uid)
             .map_err(failed("detach the idle device", uid))?;
         self.refuse_in_use(file.as_fd(), uid)?;
-        if self
-            .lock_file(file.as_fd())
-            .map_err(failed("lock the file", uid))?
-        {
-            return Ok(file);
-        }
-        Err(Error::InUse {
-            uid: uid.clone(),
-            by: ImageUse::Locked,
-        })
+        Ok(file)
     }
 
     /// Fails when a loop device is bound to an image, in this or another mount namespace.
-    fn refuse_in_use(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
+    pub(crate) fn refuse_in_use(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
         let system = &*self.system;
         let id = system.stat(file).map_err(failed("stat the file", uid))?.id;
         let bound = until(
@@ -234,11 +245,14 @@ impl Pool {
         }
     }
 
+    /// Why an image is not among the images: it is closed for a move, or does not exist.
     pub(crate) fn missing(&self, uid: &Uid) -> Error {
-        Error::Missing {
-            uid: uid.clone(),
-            pool: self.to_string(),
-        }
+        self.refuse_closed(uid)
+            .err()
+            .unwrap_or_else(|| Error::Missing {
+                uid: uid.clone(),
+                pool: self.to_string(),
+            })
     }
 
     /// Whether the pool lacks the space that a tool needs. Queried before the tool's file is removed.

@@ -6,6 +6,7 @@ mod inside;
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use crate::{
+    fence::ClosedImage,
     id::{Uid, Uuid},
     image::{Discarded, Image},
     loopdev::{self, DELETED},
@@ -65,8 +66,10 @@ pub struct PoolInventory {
     pub silent: Option<String>,
     /// Whether it has a file on this host.
     pub has_file: bool,
-    /// Images in the pool, without those in the trash.
+    /// Images in the pool, without those that are closed or in the trash.
     pub images: Vec<Image>,
+    /// Images that are closed for a move.
+    pub closed: Vec<ClosedImage>,
     /// Images in the trash.
     pub discarded: Vec<Discarded>,
     /// Images whose creation is in progress or was interrupted.

@@ -12,6 +12,7 @@ pub mod changes;
 pub mod check;
 pub mod command;
 pub mod copy;
+pub mod fence;
 pub mod grow;
 pub mod health;
 pub mod image;
@@ -49,6 +50,7 @@ pub use self::{
     cause::Cause,
     changes::Changes,
     check::Checking,
+    fence::{ClosedImage, Fence},
     grow::ExpandRequest,
     id::{InvalidUid, Uid, Uuid},
     image::{

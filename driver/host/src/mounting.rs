@@ -34,7 +34,7 @@ use crate::{
     cause::Cause,
     grow,
     id::Uid,
-    image::{self, IdentityConflict, Image},
+    image::{self, Image},
     loopdev,
     mount_target::MountTarget,
     options::MountOptions,
@@ -222,20 +222,8 @@ impl Pool {
     fn own_image(&self, uid: &Uid, volume: &str) -> Result<(OwnedFd, Image), Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let is_ours = image.identity.as_ref().is_some_and(|found| {
-            found.owner.volume() == Some(volume) && found.pool_uuid == self.filesystem_uuid()
-        });
-        if is_ours {
-            return Ok((file, image));
-        }
-        Err(image::Error::IdentityConflict {
-            uid: uid.clone(),
-            why: IdentityConflict::OtherVolume {
-                volume: volume.to_owned(),
-                pool: self.to_string(),
-            },
-        }
-        .into())
+        self.verify_owner(&image, volume)?;
+        Ok((file, image))
     }
 }
 

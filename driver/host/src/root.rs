@@ -10,7 +10,9 @@
 //!        .cistern-pool               the marker: the pool and its node
 //!        images/<volume uid>         one volume
 //!        tmp/<volume uid>            an image that is being created
-//!        incoming/<volume uid>       the copy of a snapshot that another node sends for a new volume
+//!        incoming/<volume uid>       the copy that another node sends: of a snapshot, for a new volume,
+//!                                    or of a volume that moves here
+//!        closed/<volume uid>         a volume that moves to another node, and is not used here any more
 //!        trash/<volume uid>.<time>   an unclaimed image, and when it was moved there
 //! <root>/dev/                        device nodes that /dev lacks
 //! ```

@@ -13,7 +13,7 @@ use std::{
 use cistern_types::Bytes;
 
 use crate::{
-    layout::{IMAGES, INCOMING, TEMPORARY, TRASH},
+    layout::{CLOSED, IMAGES, INCOMING, TEMPORARY, TRASH},
     system::{FileKind, OFlags, Stat, System},
 };
 
@@ -35,7 +35,7 @@ pub(crate) fn at_root(
     directory: BorrowedFd<'_>,
     path: &Path,
 ) -> io::Result<Vec<Stray>> {
-    let folders = [IMAGES, INCOMING, TEMPORARY, TRASH];
+    let folders = [CLOSED, IMAGES, INCOMING, TEMPORARY, TRASH];
     let is_ours = |name: &str, kind| match kind {
         FileKind::Directory => folders.contains(&name),
         _ => name.starts_with(OWN),

@@ -1,6 +1,7 @@
 //! Finds the files in a pool that are not Cistern's.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd as _, BorrowedFd},
     path::Path,
@@ -9,7 +10,7 @@ use std::{
 use crate::{
     id::Uid,
     image::{Discarded, Image, trash},
-    layout::{IMAGES, TRASH},
+    layout::{CLOSED, IMAGES, TRASH},
     pool::{self, Pool},
     stray::{Stray, at_root, others},
     system::{FileKind, OFlags, System},
@@ -29,7 +30,8 @@ impl Pool {
     }
 }
 
-/// Every file in a pool that is not Cistern's: at its root, among the images, and in the trash.
+/// Every file in a pool that is not Cistern's: at its root, among the images and the closed
+/// ones, and in the trash.
 pub(crate) fn list(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -45,6 +47,7 @@ pub(crate) fn list(
     let mut all = at_root(system, directory, path)?;
     for (name, known, is_named) in [
         (IMAGES, images, &is_image as &dyn Fn(&str) -> bool),
+        (CLOSED, BTreeSet::new(), &is_image),
         (TRASH, discarded, &is_discarded),
     ] {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;

@@ -156,6 +156,7 @@ impl Error {
                 image::Error::CheckNeeded { .. } => Reason::CheckWaiting,
                 image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
                 image::Error::InUse { .. } => Reason::InUse,
+                image::Error::Moving { .. } | image::Error::NotClosing { .. } => Reason::Moving,
                 image::Error::NoSpace { .. } | image::Error::Failed { .. } => {
                     Reason::ProvisioningFailed
                 }
@@ -179,6 +180,8 @@ impl Error {
                 | image::Error::CheckNeeded { uid }
                 | image::Error::TooLargeToCheck { uid, .. }
                 | image::Error::InUse { uid, .. }
+                | image::Error::Moving { uid, .. }
+                | image::Error::NotClosing { uid, .. }
                 | image::Error::NoSpace { uid, .. }
                 | image::Error::Failed { uid, .. } => Some(uid),
             },

@@ -75,6 +75,7 @@ fn original() -> Original {
     Original {
         identity,
         size: Bytes(SIZE),
+        closed_for: None,
     }
 }
 

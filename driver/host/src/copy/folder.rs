@@ -14,17 +14,64 @@ use crate::{
     system::{OFlags, if_there},
 };
 
+/// A copy that another node sends or has sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IncomingCopy {
+    /// Name of the image that is made of it.
+    pub volume: Uid,
+    /// UID of the move of that volume; none if the copy is of a snapshot, or nothing was written to it yet.
+    pub closed_for: Option<Uid>,
+}
+
 impl Pool {
-    /// Removes a copy, and frees its space before it returns. Succeeds when it does not exist; fails while
-    /// it is received or cloned.
+    /// Removes a copy of a snapshot, and frees its space before it returns. Succeeds when it does not exist; fails
+    /// while it is received or cloned. Does not change the copy of a volume that moves here
+    /// ([`Self::remove_copy`]).
     pub fn remove_incoming(&self, volume: &Uid) -> Result<(), Error> {
+        self.remove_copy_if(volume, |closed_for| closed_for.is_none())
+    }
+
+    /// Removes the copy of a volume that was received for a move, and frees its space before it returns. Succeeds
+    /// when it does not exist; fails while it is received. Does not change a copy for something else, nor an image.
+    pub fn remove_copy(&self, uid: &Uid, by: &Uid) -> Result<(), Error> {
+        self.check()?;
+        self.remove_copy_if(uid, |closed_for| closed_for == Some(by))
+    }
+
+    /// Removes any copy, to begin another one under its name.
+    pub(super) fn remove_any_copy(&self, volume: &Uid) -> Result<(), Error> {
         let Some(file) = self.open_incoming(volume)? else {
             return Ok(());
         };
         self.lock_incoming(&file, volume)?;
+        self.remove_locked(&file, volume)
+    }
+
+    /// Removes a copy if it is for the right move or for none.
+    fn remove_copy_if(
+        &self,
+        volume: &Uid,
+        is_it: impl FnOnce(Option<&Uid>) -> bool,
+    ) -> Result<(), Error> {
+        let Some(file) = self.open_incoming(volume)? else {
+            return Ok(());
+        };
+        self.lock_incoming(&file, volume)?;
+        match self.state_of(file.as_fd(), volume)? {
+            Some(state) if !is_it(state.original.closed_for.as_ref()) => Ok(()),
+            // Without a state, nothing was written to it.
+            Some(_) | None => self.remove_locked(&file, volume),
+        }
+    }
+
+    /// Removes a copy that the caller has locked. Fails if another process moved it among the images before that.
+    fn remove_locked(&self, file: &OwnedFd, volume: &Uid) -> Result<(), Error> {
         let system = &*self.system;
         let remove = || -> io::Result<()> {
             if let Some(folder) = self.open_optional_folder(INCOMING)? {
+                if !self.is_named(folder.as_fd(), file.as_fd(), volume)? {
+                    return Err(io::ErrorKind::NotFound.into());
+                }
                 system.unlink(folder.as_fd(), volume.as_ref())?;
                 system.sync(folder.as_fd())?;
             }
@@ -33,23 +80,32 @@ impl Pool {
         remove().map_err(failed("remove the copy", volume))
     }
 
-    /// Lists the volumes for which there are copies, complete or not. Fails if the folder cannot be
-    /// read.
-    pub fn incoming(&self) -> Result<Vec<Uid>, Error> {
+    /// Lists the copies, complete or not. Fails if they cannot be read.
+    pub fn incoming(&self) -> Result<Vec<IncomingCopy>, Error> {
         let list = || match self.open_optional_folder(INCOMING)? {
             Some(folder) => self.system.list(folder.as_fd()),
             None => Ok(Vec::new()),
         };
         let names: Vec<OsString> =
             list().map_err(pool::failed(format!("list the copies in pool {self}")))?;
-        let uid = |name: OsString| name.to_str().and_then(|name| name.parse().ok());
-        Ok(names.into_iter().filter_map(uid).collect())
+        let mut all = Vec::new();
+        let volumes = names.iter().filter_map(|name| name.to_str()?.parse().ok());
+        for volume in volumes {
+            // It may have been removed since.
+            let Some(file) = self.open_incoming(&volume)? else {
+                continue;
+            };
+            let state = self.state_of(file.as_fd(), &volume)?;
+            let closed_for = state.and_then(|state| state.original.closed_for);
+            all.push(IncomingCopy { volume, closed_for });
+        }
+        Ok(all)
     }
 
-    /// Whether nothing more has to be received for a volume: its image exists, or the complete copy of the snapshot.
+    /// Whether nothing more has to be received for a volume: its image exists, or the complete copy of the original.
     /// Fails if the pool cannot be read, or while the copy is received.
-    pub fn is_received(&self, volume: &Uid, snapshot: &Uid) -> Result<bool, Error> {
-        Ok(self.image(volume)?.is_some() || self.read_incoming(volume, snapshot)?.is_some())
+    pub fn is_received(&self, volume: &Uid, original: &Uid) -> Result<bool, Error> {
+        Ok(self.image(volume)?.is_some() || self.read_incoming(volume, original)?.is_some())
     }
 
     /// Opens the copy of a snapshot for a volume; none unless it is complete.

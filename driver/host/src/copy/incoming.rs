@@ -1,11 +1,11 @@
-//! Writes the copy of a snapshot that another node sends.
+//! Writes the copy of a snapshot or of a closed volume that another node sends.
 //!
 //! An extended attribute records what is copied and how much of it is on the disk. A copy that is
-//! complete has the identity of the snapshot, as the snapshot itself has.
+//! complete has the identity of the original.
 
 use std::{
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Chunk, CopyRequest, Original};
 use crate::{
+    id::Uid,
     image::{Error, IDENTITY, Identity, failed},
     layout::INCOMING,
     pool::Pool,
@@ -21,12 +22,12 @@ use crate::{
 };
 
 /// The extended attribute that records the state of a copy. Only root can read or change it.
-const STATE: &str = "trusted.cistern.copy";
+pub(super) const STATE: &str = "trusted.cistern.copy";
 
 /// What is copied, and how much of it is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct State {
-    original: Original,
+pub(super) struct State {
+    pub(super) original: Original,
     synced: u64,
 }
 
@@ -46,16 +47,20 @@ pub struct Incoming {
 
 impl Pool {
     /// Begins to receive a copy, or goes on with one that was interrupted. A copy of something else under
-    /// this name is removed. Fails if it is received by another caller, or a step fails.
+    /// this name is removed. Fails if it is received by another caller, if the pool has the volume itself
+    /// already, or if a step fails.
     pub fn receive(&self, request: &CopyRequest) -> Result<Incoming, Error> {
         self.check()?;
         let uid = &request.volume;
+        if request.original.identity.uid == *uid {
+            self.refuse_volume(uid)?;
+        }
         let mut incoming = match self.open_incoming(uid)? {
             Some(file) => self.resume(file, request)?,
             None => None,
         };
         if incoming.is_none() {
-            self.remove_incoming(uid)?;
+            self.remove_any_copy(uid)?;
             let begun = self.begin_incoming(request);
             incoming = Some(begun.map_err(|source| self.no_space_or("begin", uid, source.into()))?);
         }
@@ -72,6 +77,20 @@ impl Pool {
         Ok(same.map(|state| self.incoming_of(file, request, state.synced)))
     }
 
+    /// The state of a copy; none if a crash came before it. Fails if it cannot be read or parsed.
+    pub(super) fn state_of(
+        &self,
+        copy: BorrowedFd<'_>,
+        volume: &Uid,
+    ) -> Result<Option<State>, Error> {
+        let read = || -> io::Result<Option<State>> {
+            let text = self.system.attribute(copy, STATE)?;
+            let parse = |text: Vec<u8>| serde_json::from_slice(&text);
+            Ok(text.map(parse).transpose()?)
+        };
+        read().map_err(failed("read the state of the copy", volume))
+    }
+
     fn begin_incoming(&self, request: &CopyRequest) -> io::Result<Incoming> {
         let system = &*self.system;
         let folder = self.make_folder(INCOMING)?;
@@ -80,6 +99,9 @@ impl Pool {
         let file = system.open_beneath(folder.as_fd(), name, flags)?;
         if !system.try_lock(file.as_fd())? {
             return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        if let Some(size) = request.extent_size {
+            system.set_extent_size(file.as_fd(), size.bytes().0)?;
         }
         system.truncate(file.as_fd(), request.original.size.0)?;
         let incoming = self.incoming_of(file, request, 0);
@@ -108,7 +130,7 @@ impl Incoming {
     }
 
     /// Writes a chunk; what lies between it and the one before is a hole. Fails if it begins
-    /// before the end of the one before, or exceeds the snapshot, or if the pool lacks space.
+    /// before the end of the one before, or exceeds the original, or if the pool lacks space.
     pub fn write(&mut self, chunk: &Chunk) -> Result<(), Error> {
         let end = chunk.offset.checked_add(chunk.data.len() as u64);
         let size = self.request.original.size.0;

@@ -1,4 +1,4 @@
-//! Reads the data of a snapshot.
+//! Reads the data of a snapshot or of a closed volume.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use super::{CHUNK, Chunk, Original};
 use crate::{
     changes::Changes,
     id::Uid,
-    image::{Error, failed},
+    image::{Error, IdentityConflict, failed, read::Reading},
     pool::Pool,
 };
 
-/// Iterates over the data of a snapshot. The snapshot cannot be removed while this value lives.
+/// Iterates over the data of an image. It is neither removed nor opened again while this value lives.
 ///
 /// An item is empty when a part without data was passed, so that the caller can stop in between. After an
 /// error the iterator ends.
@@ -24,23 +24,40 @@ pub struct Outgoing {
 }
 
 impl Pool {
-    /// Opens a snapshot to send its data from an offset on. Fails if the image is missing, cannot be
-    /// read, or is not that of a snapshot.
-    pub fn send(&self, snapshot: &Uid, from: u64) -> Result<Outgoing, Error> {
-        let changes = self.allocated(snapshot, from)?;
+    /// Opens a snapshot or a closed volume to send its data from an offset on. Fails if the image is missing
+    /// or cannot be read, or is that of a volume that is not closed.
+    pub fn send(&self, image: &Uid, from: u64) -> Result<Outgoing, Error> {
+        let (source, closed_for) = self.read_unchanging(image)?;
+        let changes = self.data_of(source, from);
         let image = changes.image();
         let identity = image
             .identity
             .clone()
-            .ok_or_else(|| self.missing(snapshot))?;
+            .ok_or_else(|| self.missing(&image.uid))?;
         Ok(Outgoing {
             original: Original {
                 identity,
                 size: image.size,
+                closed_for,
             },
             changes: Some(changes),
             found: Vec::new(),
         })
+    }
+
+    /// Opens an image that never changes, and returns the UID of the move that it is closed for, if it is.
+    fn read_unchanging(&self, uid: &Uid) -> Result<(Reading, Option<Uid>), Error> {
+        let Some(reading) = self.read_image(uid)? else {
+            let closed = self.read_closed(uid)?;
+            let (reading, by) = closed.ok_or_else(|| self.missing(uid))?;
+            return Ok((reading, Some(by)));
+        };
+        let identity = reading.image.identity.as_ref();
+        if identity.is_some_and(|identity| identity.owner.snapshot().is_some()) {
+            return Ok((reading, None));
+        }
+        let (uid, why) = (uid.clone(), IdentityConflict::MayChange);
+        Err(Error::IdentityConflict { uid, why })
     }
 }
 
@@ -48,6 +65,11 @@ impl Outgoing {
     /// Returns what the copy is of.
     pub fn original(&self) -> &Original {
         &self.original
+    }
+
+    /// Returns the UID of the move that the volume is closed for; none for a snapshot.
+    pub fn closed_for(&self) -> Option<&Uid> {
+        self.original.closed_for.as_ref()
     }
 }
 
@@ -84,7 +106,7 @@ impl Iterator for Outgoing {
 }
 
 impl Changes {
-    /// Reads a part of the snapshot.
+    /// Reads a part of the image.
     fn read(&self, part: &Range<u64>) -> Result<Vec<u8>, Error> {
         let (system, file) = self.target();
         let length = usize::try_from(part.end - part.start).unwrap_or(CHUNK);

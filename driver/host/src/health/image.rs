@@ -1,6 +1,12 @@
 //! Probes volumes whose pool is open: their images, and their attachments.
 
-use std::{io, os::fd::AsFd as _, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use cistern_types::Bytes;
 
@@ -8,8 +14,9 @@ use super::{ImageConflict, VolumeTrouble};
 use crate::{
     id::{Uid, Uuid},
     image::{self, Content, Image},
+    layout::CLOSED,
     pool::Pool,
-    system::OFlags,
+    system::{OFlags, if_there},
 };
 
 /// An existing volume, as in its status.
@@ -76,16 +83,18 @@ impl Pool {
         }
     }
 
-    /// Opens an image read-only, because it may no longer be writable; None if it does not exist.
+    /// Opens an image read-only, because it may no longer be writable; None if it does not exist. One that is
+    /// closed for a move exists.
     fn find_image(&self, uid: &Uid) -> io::Result<Option<Image>> {
-        let name = uid.as_str().as_ref();
-        match self
-            .system
-            .open_beneath(self.images.as_fd(), name, OFlags::RDONLY)
-        {
-            Ok(file) => image::describe(&*self.system, file.as_fd(), uid).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+        let (system, name) = (&*self.system, uid.as_str().as_ref());
+        let open = |folder| if_there(system.open_beneath(folder, name, OFlags::RDONLY));
+        let describe = |file: OwnedFd| image::describe(system, file.as_fd(), uid);
+        if let Some(file) = open(self.images.as_fd())? {
+            return describe(file).map(Some);
+        }
+        match self.open_optional_folder(CLOSED)? {
+            Some(closed) => open(closed.as_fd())?.map(describe).transpose(),
+            None => Ok(None),
         }
     }
 }

@@ -147,7 +147,7 @@ impl Pool {
     }
 
     /// Verifies type and UUID of the filesystem in the file.
-    fn verify_filesystem(
+    pub(crate) fn verify_filesystem(
         &self,
         file: BorrowedFd<'_>,
         uid: &Uid,

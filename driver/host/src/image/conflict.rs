@@ -2,9 +2,10 @@
 
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
-use super::{Content, Identity, Owner};
+use super::{Content, Error, Identity, Image, Owner};
 use crate::{
     id::{Uid, Uuid},
+    pool::Pool,
     superblock::Superblock,
 };
 
@@ -79,6 +80,27 @@ pub enum IdentityConflict {
     /// It is the image of a volume.
     #[error("its identity is not that of a snapshot")]
     NotSnapshot,
+    /// It is the image of a volume that pods may write to.
+    #[error("it is that of a volume which is not closed, and is not sent")]
+    MayChange,
+    /// The image of a snapshot does not move.
+    #[error("it is snapshot {snapshot}, which is never closed")]
+    NeverCloses {
+        /// Name of the PoolSnapshot.
+        snapshot: String,
+    },
+    /// The pool has the image and a copy of it from another node.
+    #[error("the pool has it, and another copy of it from another node")]
+    BesideCopy,
+    /// The copy was received for another move, or for a new volume.
+    #[error("it was not received for the VolumeMove with UID {by}")]
+    CopyOfOtherMove {
+        /// UID of the move that it is opened for.
+        by: Uid,
+    },
+    /// The pool has the image twice: one is closed for a move.
+    #[error("the pool has it, and another one of this name that is closed for a move")]
+    BesideClosed,
     /// The image of a snapshot does not grow.
     #[error("it is snapshot {snapshot}, which never grows")]
     NeverGrows {
@@ -117,6 +139,25 @@ impl Properties {
             provisioning: identity.provisioning,
             source: identity.source.clone(),
         }
+    }
+}
+
+impl Pool {
+    /// Fails if an image does not belong to a volume of this pool.
+    pub(crate) fn verify_owner(&self, image: &Image, volume: &str) -> Result<(), Error> {
+        let is_ours = image.identity.as_ref().is_some_and(|found| {
+            found.owner.volume() == Some(volume) && found.pool_uuid == self.filesystem_uuid()
+        });
+        if is_ours {
+            return Ok(());
+        }
+        Err(Error::IdentityConflict {
+            uid: image.uid.clone(),
+            why: IdentityConflict::OtherVolume {
+                volume: volume.to_owned(),
+                pool: self.to_string(),
+            },
+        })
     }
 }
 

@@ -107,6 +107,26 @@ pub enum Error {
         /// How it is used.
         by: ImageUse,
     },
+    /// The image is closing or closed for a move.
+    #[error(
+        "image {uid} is being moved to another node by the VolumeMove with UID {by}: until that is undone, the volume is not staged, published, grown or removed here"
+    )]
+    Moving {
+        /// Name of the image.
+        uid: Uid,
+        /// UID of the move.
+        by: Uid,
+    },
+    /// The image is closed only after it was marked as closing.
+    #[error(
+        "image {uid} is not marked as closing for the VolumeMove with UID {by}, and is not closed"
+    )]
+    NotClosing {
+        /// Name of the image.
+        uid: Uid,
+        /// UID of the move.
+        by: Uid,
+    },
     /// The pool's filesystem is full.
     #[error("pool {pool} has no space left for image {uid}")]
     NoSpace {
@@ -140,7 +160,7 @@ pub enum ImageUse {
         /// Number of the loop device.
         device: u32,
     },
-    /// A snapshot, a clone or a check is reading it.
+    /// A snapshot, a clone, a check or a transfer to another node is reading it.
     #[error("read or checked")]
     Locked,
     /// Another node is sending it.

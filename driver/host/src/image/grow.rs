@@ -4,21 +4,20 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 
 use cistern_types::{Bytes, Provisioning};
 
-use super::{Error, IdentityConflict, Image, describe, failed};
+use super::{Error, IdentityConflict, Image, failed};
 use crate::{allocation, id::Uid, pool::Pool, progress};
 
 impl Pool {
     /// Grows an image to at least this size and syncs it; allocates a thick one. Does not change
     /// one that is large enough. Restores the old size when the pool lacks the space
-    /// ([`Error::NoSpace`]). Fails if the image is missing or is that of a snapshot.
+    /// ([`Error::NoSpace`]). Fails if the image is missing or is that of a snapshot, or if it would
+    /// have to grow and is closing for a move.
     ///
     /// A pod that uses the volume sees the new size only after [`Pool::expand`].
     pub fn grow_image(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
         self.check()?;
         let system = &*self.system;
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let before =
-            describe(system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
+        let before = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         if let Some(snapshot) = before.identity.as_ref().and_then(|it| it.owner.snapshot()) {
             let uid = uid.clone();
             let snapshot = snapshot.name.clone();
@@ -26,8 +25,10 @@ impl Pool {
             return Err(Error::IdentityConflict { uid, why });
         }
         if before.size < size {
-            self.extend(file.as_fd(), &before, size)?;
+            let held = self.hold(uid)?;
+            self.extend(held.as_fd(), &before, size)?;
         }
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         // Also for an image that an earlier call grew: it may have failed at this sync.
         system
             .sync(file.as_fd())

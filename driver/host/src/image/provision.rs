@@ -18,7 +18,8 @@ impl Pool {
     ///
     /// The identity records the change before blocks are allocated, so a call that was interrupted
     /// is completed by a repeated call, or by [`Pool::reallocate`]. Fails with [`Error::NoSpace`]
-    /// when the pool lacks the blocks. Reports the progress, because an image of very many holes takes
+    /// when the pool lacks the blocks, and with [`Error::Moving`] while the image is closing for a move, except
+    /// for a thin one that stays thin. Reports the progress, because an image of very many holes takes
     /// minutes.
     pub fn provision(
         &self,
@@ -27,14 +28,15 @@ impl Pool {
         progress: Progress<'_>,
     ) -> Result<(), Error> {
         self.check()?;
-        let (file, image) = self.described(uid)?;
+        let (_, image) = self.described(uid)?;
         if let Some(mut identity) = image.identity.clone()
             && identity.owner.volume().is_some()
             && identity.provisioning != provisioning
         {
             identity.provisioning = provisioning;
+            let held = self.hold(uid)?;
             identity
-                .replace(&*self.system, file.as_fd())
+                .replace(&*self.system, held.as_fd())
                 .map_err(failed("write the identity", uid))?;
         }
         self.fill(uid, progress)
@@ -42,7 +44,7 @@ impl Pool {
 
     /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
     /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots. Fails if the
-    /// image is missing, and with [`Error::NoSpace`] if the pool lacks the blocks.
+    /// image is missing or closing for a move, and with [`Error::NoSpace`] if the pool lacks the blocks.
     pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
         self.fill(uid, progress::UNSEEN)
     }
@@ -55,6 +57,7 @@ impl Pool {
         if !is_thick {
             return Ok(());
         }
+        self.refuse_marked(file.as_fd(), uid)?;
         allocation::ensure(&*self.system, file.as_fd(), image.size, progress)
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }

@@ -19,7 +19,7 @@ use crate::{
     id::Uid,
     patience::until,
     pool::Pool,
-    system::{Extent, OFlags, Placement},
+    system::{Extent, OFlags, Placement, if_there},
 };
 
 /// An image that cannot be removed while this value lives.
@@ -78,34 +78,54 @@ impl Pool {
 
     /// Opens an image for reading; none when it does not exist.
     pub(crate) fn read_image(&self, uid: &Uid) -> Result<Option<Reading>, Error> {
-        let system = &*self.system;
-        let Some(file) = self.open_image_for(OFlags::RDONLY, uid)? else {
-            return Ok(None);
-        };
-        let locked = until(
-            || system.try_lock_shared(file.as_fd()),
-            |locked| !matches!(locked, Ok(false)),
-        );
-        wait_for_lock(locked, uid)?;
-        // It may have been removed before it was locked.
+        match self.open_image_for(OFlags::RDONLY, uid)? {
+            Some(file) => self.read_named(self.images.as_fd(), file, uid),
+            None => Ok(None),
+        }
+    }
+
+    /// Protects an open file that has the name of an image in a folder; none when it has lost the name
+    /// before it was locked.
+    pub(crate) fn read_named(
+        &self,
+        folder: BorrowedFd<'_>,
+        file: OwnedFd,
+        uid: &Uid,
+    ) -> Result<Option<Reading>, Error> {
+        self.lock_shared(file.as_fd(), uid)?;
         let failed = || failed("stat the file", uid);
-        let Some(named) = self.open_image_for(OFlags::RDONLY, uid)? else {
-            return Ok(None);
-        };
-        let locked = system.stat(file.as_fd()).map_err(failed())?.id;
-        if system.stat(named.as_fd()).map_err(failed())?.id != locked {
+        let is_named = self.is_named(folder, file.as_fd(), uid);
+        if !is_named.map_err(failed())? {
             return Ok(None);
         }
-        let image = describe(system, file.as_fd(), uid).map_err(failed())?;
+        let image = describe(&*self.system, file.as_fd(), uid).map_err(failed())?;
         Ok(Some(Reading { image, file }))
+    }
+
+    /// Whether an open file has the name of an image in a folder. It may have been moved or removed before
+    /// it was locked.
+    pub(crate) fn is_named(
+        &self,
+        folder: BorrowedFd<'_>,
+        file: BorrowedFd<'_>,
+        uid: &Uid,
+    ) -> io::Result<bool> {
+        let system = &*self.system;
+        let name = uid.as_str().as_ref();
+        match if_there(system.open_beneath(folder, name, OFlags::RDONLY))? {
+            Some(named) => Ok(system.stat(named.as_fd())?.id == system.stat(file)?.id),
+            None => Ok(false),
+        }
     }
 
     /// Opens the source image of a snapshot or a clone.
     pub(crate) fn read_source(&self, uid: &Uid) -> Result<Reading, Error> {
-        self.read_image(uid)?.ok_or_else(|| Error::SourceMissing {
-            uid: uid.clone(),
-            pool: self.to_string(),
-        })
+        if let Some(reading) = self.read_image(uid)? {
+            return Ok(reading);
+        }
+        self.refuse_closed(uid)?;
+        let (uid, pool) = (uid.clone(), self.to_string());
+        Err(Error::SourceMissing { uid, pool })
     }
 
     /// Opens the source image of a clone. Without it, a complete copy of it serves that another node has sent
@@ -162,11 +182,24 @@ impl Pool {
     }
 
     /// Opens an image and locks it exclusively. A tool that inherits the file keeps the lock, even
-    /// when it outlives the process that started it.
+    /// when it outlives the process that started it. Fails if the image is missing.
     pub(crate) fn lock_alone(&self, uid: &Uid) -> Result<OwnedFd, Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         wait_for_lock(self.lock_file(file.as_fd()), uid)?;
-        Ok(file)
+        let is_named = self.is_named(self.images.as_fd(), file.as_fd(), uid);
+        if is_named.map_err(failed("stat the file", uid))? {
+            return Ok(file);
+        }
+        Err(self.missing(uid))
+    }
+
+    /// Tries for a short time to lock the file of an image with a shared lock.
+    pub(crate) fn lock_shared(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
+        let locked = until(
+            || self.system.try_lock_shared(file),
+            |locked| !matches!(locked, Ok(false)),
+        );
+        wait_for_lock(locked, uid)
     }
 
     /// Tries for a short time to lock a file exclusively.

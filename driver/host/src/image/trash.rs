@@ -42,8 +42,8 @@ impl Pool {
         Ok(all().map_err(list)?)
     }
 
-    /// Moves an image to the trash. Succeeds when it does not exist; fails when it is in use, or
-    /// when its identity does not name this pool and this image.
+    /// Moves an image to the trash. Succeeds when it does not exist; fails when it is in use or
+    /// closing for a move, or when its identity does not name this pool and this image.
     pub fn discard(&self, uid: &Uid, now: DateTime<Utc>) -> Result<(), Error> {
         self.check()?;
         let Some(file) = self.open_image(uid)? else {
@@ -60,7 +60,8 @@ impl Pool {
                 why: IdentityConflict::OtherName,
             });
         }
-        let _alone = self.unused(file, uid)?;
+        let file = self.unused(file, uid)?;
+        self.refuse_marked(file.as_fd(), uid)?;
         let name = format!("{uid}.{}", now.timestamp());
         self.make_folder(TRASH)
             .and_then(|trash| {
@@ -73,8 +74,11 @@ impl Pool {
     }
 
     /// Restores an image from the trash; returns whether it was there. Fails if it cannot be moved,
-    /// for example because an image of its name exists.
+    /// for example because an image of its name exists, open or closed for a move, or a copy of the volume that
+    /// moves here.
     pub fn take_back(&self, uid: &Uid) -> Result<bool, Error> {
+        self.refuse_closed(uid)?;
+        self.refuse_own_copy(uid)?;
         let take = || -> io::Result<bool> {
             let Some((trash, name)) = self.find_discarded(uid)? else {
                 return Ok(false);

@@ -10,6 +10,7 @@ use std::{
 
 use super::PoolInventory;
 use crate::{
+    fence::{self, ClosedImage},
     id::{Uid, Uuid},
     image::{self, Discarded, Image, trash},
     layout,
@@ -29,6 +30,7 @@ struct Inside {
     filesystem_uuid: Option<Uuid>,
     owner: Option<(Uid, String)>,
     images: Vec<Image>,
+    closed: Vec<ClosedImage>,
     discarded: Vec<Discarded>,
     temporary: Vec<PathBuf>,
     strays: Vec<Stray>,
@@ -52,6 +54,7 @@ impl Root {
             silent: None,
             has_file,
             images: Vec::new(),
+            closed: Vec::new(),
             discarded: Vec::new(),
             temporary: Vec::new(),
             strays: Vec::new(),
@@ -78,6 +81,7 @@ impl PoolInventory {
             self.name = Some(name);
         }
         self.images = inside.images;
+        self.closed = inside.closed;
         self.discarded = inside.discarded;
         self.temporary = inside.temporary;
         self.strays = inside.strays;
@@ -94,6 +98,7 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
         filesystem_uuid: geometry.map(|geometry| Uuid::from_bytes(geometry.uuid)),
         owner: marker.map(|marker| (marker.pool_uid, marker.pool_name)),
         images: Vec::new(),
+        closed: Vec::new(),
         discarded: Vec::new(),
         temporary: Vec::new(),
         strays: Vec::new(),
@@ -101,6 +106,9 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     let open = |name: &str| if_there(system.open_beneath(directory.as_fd(), name.as_ref(), flags));
     if let Some(images) = open(layout::IMAGES)? {
         inside.images = image::list(system, images.as_fd())?;
+    }
+    if let Some(closed) = open(layout::CLOSED)? {
+        inside.closed = fence::list(system, closed.as_fd())?;
     }
     if let Some(trash) = open(layout::TRASH)? {
         inside.discarded = trash::list(system, trash.as_fd())?;

@@ -62,8 +62,8 @@ pub struct BlockPublishRequest<'a> {
 impl Pool {
     /// Binds an image to a loop device and mounts the device node in the staging directory. Stages
     /// a thick volume even if it lacks blocks that its pool cannot allocate: its data is complete.
-    /// Fails if the pool cannot be used, if the image is not that of the volume, or if a filesystem
-    /// is mounted at the staging path.
+    /// Fails if the pool cannot be used, if the image is not that of the volume or is moving to another node,
+    /// or if a filesystem is mounted at the staging path.
     pub fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let (system, image, staging) = (&*self.system, request.image, request.staging);
@@ -91,6 +91,7 @@ impl Pool {
             let uid = uid.clone();
             return Err(image::Error::IdentityConflict { uid, why }.into());
         }
+        self.refuse_marked(file.as_fd(), uid)?;
         let not_reallocated = self.reallocate(uid).err();
         let place = node_place(system, uid, request.staging)?;
         let prepare = || {
@@ -100,7 +101,7 @@ impl Pool {
         };
         prepare().map_err(failed("prepare", place.path()))?;
         // A snapshot in progress relies on the image not being attached.
-        let lock = self.lock_alone(uid)?;
+        let lock = self.lock_to_attach(file.as_fd(), uid)?;
         let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
             .map_err(image::failed("bind the file", uid))?;
         drop(lock);
@@ -143,8 +144,9 @@ impl Root {
     }
 
     /// Mounts the node of a staged raw block volume at a target path. A repeated call leaves the
-    /// mount as it is, even if the pool has failed. Fails if the volume is not staged, if something
-    /// else is mounted at the target path, or if another target path has the other write mode.
+    /// mount as it is, even if the pool has failed. Fails if the volume is not staged or is closing for a
+    /// move, if something else is mounted at the target path, or if another target path has the other
+    /// write mode.
     pub fn publish_block(&self, request: &BlockPublishRequest<'_>) -> Result<(), Error> {
         let system = &*self.system;
         let target = open_parent(system, request.target)?;
@@ -171,6 +173,7 @@ impl Root {
                 why: NotStaged::NoDevice,
             });
         };
+        self.refuse_closing(number, request.image)?;
         refuse_another_writability(system, number, request)?;
         let is_new = target.make_file().map_err(failed("make", request.target))?;
         self.bind_node(number, &target, request).map_err(|source| {

@@ -1,7 +1,7 @@
 //! Publishing: bind-mounts a staged filesystem at a target path.
 //!
-//! *Invariant:* the pool is not accessed. Stage has verified the volume, and a running pod keeps
-//! its volume even when the pool fails.
+//! *Invariant:* nothing depends on the pool. Stage has verified the volume, and a running pod keeps
+//! its volume even when the pool fails. Only a new target asks whether the volume is closing for a move.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -13,12 +13,12 @@ use super::{
 use crate::{
     mount_target::MountTarget,
     root::Root,
-    system::{Mount, System},
+    system::{DeviceNumber, Mount, System},
 };
 
 impl Root {
     /// Mounts a staged volume at a target path, which it creates if needed. Fails if the volume is
-    /// not staged with these options, or if something else is mounted at the target path.
+    /// not staged with these options, if it is closing for a move, or if something else is mounted at the target path.
     pub fn publish(&self, request: &PublishRequest<'_>) -> Result<(), Error> {
         let system = &*self.system;
         let target = open_parent(system, request.target)?;
@@ -27,7 +27,10 @@ impl Root {
             return is_published(system, &mount, request);
         }
         let staging = open(system, request.staging)?;
-        is_staged(system, &staging, request)?;
+        let device = is_staged(system, &staging, request)?;
+        if let Some(number) = device.as_loop() {
+            self.refuse_closing(number, request.image)?;
+        }
         let is_new = target.make_directory(0o750).map_err(failed("make"))?;
         let bind = || -> io::Result<()> {
             let staged = staging.find()?.ok_or(io::ErrorKind::NotFound)?;
@@ -47,12 +50,12 @@ impl Root {
 }
 
 /// Verifies that the volume is mounted at the staging path, with the options that all its mounts
-/// share.
+/// share, and returns its loop device.
 fn is_staged(
     system: &dyn System,
     staging: &MountTarget<'_>,
     request: &PublishRequest<'_>,
-) -> Result<(), Error> {
+) -> Result<DeviceNumber, Error> {
     let not_staged = |why: NotStaged| Error::NotStaged {
         path: request.staging.to_owned(),
         why,
@@ -60,14 +63,10 @@ fn is_staged(
     let failed = || failed("inspect", request.staging);
     let mount = staging.mounted().map_err(failed())?;
     let mount = mount.ok_or_else(|| not_staged(NotStaged::Nothing))?;
-    if device_of(system, &mount, request.image)
-        .map_err(failed())?
-        .is_none()
-    {
-        return Err(not_staged(NotStaged::Other));
-    }
+    let device = device_of(system, &mount, request.image).map_err(failed())?;
+    let device = device.ok_or_else(|| not_staged(NotStaged::Other))?;
     // Another target may use another capability (GAP-02).
-    options_differ(&mount, request).map_or(Ok(()), |found| Err(not_staged(found.into())))
+    options_differ(&mount, request).map_or(Ok(device), |found| Err(not_staged(found.into())))
 }
 
 fn is_published(

@@ -48,7 +48,8 @@ impl Pool {
     /// the image. If it cannot grow, or if a thick volume lacks blocks that its pool cannot
     /// allocate, it is mounted all the same: its data is complete. Fails if the pool cannot be
     /// used, if the image is not that of the volume, if its filesystem is damaged or needs a check
-    /// that the request does not allow, or if something else is mounted at the path.
+    /// that the request does not allow, if it is moving to another node, or if something else is mounted
+    /// at the path. A volume that is staged already stays so while it is closing.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let place = open(&*self.system, request.staging)?;
@@ -60,6 +61,7 @@ impl Pool {
             is_staged(&mount, bound.device(), request)?;
             return Ok(self.grow_staged(&place, &bound, unbound, request));
         }
+        self.refuse_closing(request.image)?;
         let not_reallocated = self.reallocate(request.image).err();
         let system = &*self.system;
         let parameters =
@@ -92,8 +94,8 @@ impl Pool {
         if bound.is_some() {
             return Ok(Ok(()));
         }
+        let lock = self.lock_to_attach(file.as_fd(), request.image)?;
         drop(file);
-        let lock = self.lock_alone(request.image)?;
         Ok(self.prepare_unbound(lock.as_fd(), request)?)
     }
 
@@ -131,7 +133,7 @@ impl Pool {
         let (bound, unbound) = if let Some(bound) = bound {
             (loopdev::verify(system, bound), Ok(()))
         } else {
-            let lock = self.lock_alone(uid)?;
+            let lock = self.lock_to_attach(file.as_fd(), uid)?;
             let unbound = self.prepare_unbound(lock.as_fd(), request)?;
             (loopdev::bind(system, file.as_fd()), unbound)
         };

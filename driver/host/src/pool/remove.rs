@@ -118,7 +118,7 @@ impl Root {
         let count = || -> io::Result<usize> {
             let images = self.system.list(pool.images.as_fd())?;
             let strays = stray::at_root(&*self.system, pool.directory(), &pool.path())?;
-            Ok(images.len() + pool.trashed()?.len() + strays.len())
+            Ok(images.len() + pool.closed_names()?.len() + pool.trashed()?.len() + strays.len())
         };
         match count().map_err(list)? {
             0 => Ok(()),

@@ -198,6 +198,10 @@ impl Files for FailAt {
     fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
         self.next()?.replace_attribute(file, name, value)
     }
+
+    fn remove_attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.next()?.remove_attribute(file, name)
+    }
 }
 
 impl Devices for FailAt {

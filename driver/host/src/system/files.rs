@@ -180,4 +180,6 @@ pub trait Files {
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
     /// Replaces an extended attribute. Fails when the file does not have it.
     fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
+    /// Removes an extended attribute. Succeeds when the file does not have it.
+    fn remove_attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<()>;
 }

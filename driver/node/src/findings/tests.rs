@@ -93,6 +93,7 @@ fn clean() -> View {
                 has_file: true,
                 images: vec![image("uid-1")],
                 discarded: Vec::new(),
+                closed: Vec::new(),
                 temporary: Vec::new(),
                 strays: Vec::new(),
             }],

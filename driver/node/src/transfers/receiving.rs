@@ -73,7 +73,8 @@ async fn receive_rest(
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
     let original = fetch.original().clone();
     let is_it = original.identity.uid.as_str() == source.image
-        && original.identity.owner.snapshot().is_some();
+        && original.identity.owner.snapshot().is_some()
+        && original.closed_for.is_none();
     if !is_it {
         return Err(unreachable("it offers another image"));
     }
@@ -87,6 +88,7 @@ async fn receive_rest(
     let request = CopyRequest {
         volume: uid,
         original,
+        extent_size: None,
     };
     let opened = on_host((), move || pool.receive(&request)).await;
     let incoming = opened

@@ -96,7 +96,9 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::Damaged { .. }
             | image::Error::CheckNeeded { .. }
             | image::Error::TooLargeToCheck { .. }
-            | image::Error::InUse { .. } => Code::FailedPrecondition,
+            | image::Error::InUse { .. }
+            | image::Error::Moving { .. }
+            | image::Error::NotClosing { .. } => Code::FailedPrecondition,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,
         },

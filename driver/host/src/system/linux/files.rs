@@ -14,9 +14,9 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags,
-        ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fsetxattr, fstat,
-        fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat, renameat_with,
-        unlinkat,
+        ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fremovexattr,
+        fsetxattr, fstat, fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat,
+        renameat_with, unlinkat,
     },
     io::{Errno, pread, pwrite},
 };
@@ -253,6 +253,13 @@ impl Files for Linux {
 
     fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
         Ok(fsetxattr(file, name, value, XattrFlags::REPLACE)?)
+    }
+
+    fn remove_attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        match fremovexattr(file, name) {
+            Err(Errno::NODATA) => Ok(()),
+            result => Ok(result?),
+        }
     }
 }
 

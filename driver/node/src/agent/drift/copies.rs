@@ -36,8 +36,10 @@ async fn remove_unclaimed(agent: &Agent) {
         // Read after the list: the volume of each copy was known before the copy began.
         let volumes = agent.desired.volumes();
         let known: HashSet<String> = volumes.iter().filter_map(|it| it.uid()).collect();
-        let unclaimed = listed
-            .into_iter()
+        // A volume that moves here is still on another node, and its copy is not removed here.
+        let of_snapshots = listed.into_iter().filter(|it| it.closed_for.is_none());
+        let unclaimed = of_snapshots
+            .map(|copy| copy.volume)
             .filter(|uid| !known.contains(uid.as_str()));
         let (pool, unclaimed) = (Arc::clone(&usable.pool), unclaimed.collect::<Vec<_>>());
         if !unclaimed.is_empty() {

@@ -1,0 +1,159 @@
+//! Makes the complete copy of a volume the volume itself, after it has moved here.
+//!
+//! One rename moves the copy among the images. It stays the same volume, with the same filesystem and the same
+//! UUID: the original is closed, and is never attached again.
+//!
+//! *Invariants:* a copy becomes an image only when it is complete, synced, and allocated if it is thick. It never
+//! replaces an image, and the pool has no copy of a volume and the volume at the same time.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use cistern_types::Provisioning;
+
+use super::incoming::STATE;
+use crate::{
+    allocation,
+    id::Uid,
+    image::{Content, Error, IdentityConflict, Image, ImageUse, describe, failed},
+    layout::INCOMING,
+    pool::Pool,
+    progress,
+};
+
+impl Pool {
+    /// Makes the copy of a volume its image after a move, or returns the image of an earlier call. Fails if there is
+    /// neither, if the copy is not complete, is being received, or is of something else or of another move, if
+    /// the pool has another image of this name, or if it lacks the blocks of a thick volume.
+    pub fn open_copy(&self, uid: &Uid, volume: &str, by: &Uid) -> Result<Image, Error> {
+        self.check()?;
+        self.refuse_closed(uid)?;
+        let copy = self.open_incoming(uid)?;
+        match (self.image(uid)?, copy) {
+            (Some(_), Some(_)) => return Err(beside_copy(uid)),
+            (Some(image), None) => self.verify_owner(&image, volume)?,
+            (None, Some(copy)) => {
+                self.lock_incoming(&copy, uid)?;
+                self.verify_copy(copy.as_fd(), uid, (volume, by))?;
+                self.complete_copy(copy.as_fd(), uid)?;
+                self.name_copy(copy.as_fd(), uid)
+                    .map_err(failed("give the copy the name", uid))?;
+            }
+            (None, None) => return Err(self.missing(uid)),
+        }
+        // Also for an image that an earlier call named: it may have failed after that.
+        self.settle_copy(uid)
+            .map_err(failed("sync the name of the copy", uid))?;
+        self.image(uid)?.ok_or_else(|| self.missing(uid))
+    }
+
+    /// Verifies that a copy is complete, and that of a volume for a move.
+    fn verify_copy(
+        &self,
+        copy: BorrowedFd<'_>,
+        uid: &Uid,
+        (volume, by): (&str, &Uid),
+    ) -> Result<(), Error> {
+        let conflict = |why| {
+            let uid = uid.clone();
+            Err(Error::IdentityConflict { uid, why })
+        };
+        let image = self.describe_copy(copy, uid)?;
+        let Some(identity) = &image.identity else {
+            return Err(received(uid));
+        };
+        if identity.uid != *uid {
+            return conflict(IdentityConflict::OtherName);
+        }
+        self.verify_owner(&image, volume)?;
+        if image.size < identity.size {
+            return conflict(IdentityConflict::TooSmall { size: image.size });
+        }
+        let state = self.state_of(copy, uid)?;
+        if state.is_some_and(|state| state.original.closed_for.as_ref() == Some(by)) {
+            return Ok(());
+        }
+        conflict(IdentityConflict::CopyOfOtherMove { by: by.clone() })
+    }
+
+    /// Verifies the filesystem of a copy, and allocates its blocks if the volume is thick.
+    fn complete_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
+        let image = self.describe_copy(copy, uid)?;
+        let Some(identity) = &image.identity else {
+            return Err(received(uid));
+        };
+        if let Content::Filesystem { filesystem, uuid } = identity.content {
+            self.verify_filesystem(copy, uid, (filesystem, uuid))?;
+        }
+        match identity.provisioning {
+            Provisioning::Thin => Ok(()),
+            Provisioning::Thick => {
+                allocation::ensure(&*self.system, copy, image.size, progress::UNSEEN)
+                    .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
+            }
+        }
+    }
+
+    fn describe_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<Image, Error> {
+        describe(&*self.system, copy, uid).map_err(failed("read the identity of the copy", uid))
+    }
+
+    /// Moves a complete copy among the images.
+    fn name_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> io::Result<()> {
+        let system = &*self.system;
+        system.sync(copy)?;
+        let incoming = self.open_folder(INCOMING)?;
+        // It may have been removed, and received again, before it was locked.
+        if !self.is_named(incoming.as_fd(), copy, uid)? {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let (images, name) = (self.images.as_fd(), uid.as_ref());
+        system.rename(incoming.as_fd(), name, images, name)
+    }
+
+    /// Syncs the name of an image that was a copy, and removes the state of the copy, which is needed until then.
+    fn settle_copy(&self, uid: &Uid) -> io::Result<()> {
+        let system = &*self.system;
+        system.sync(self.images.as_fd())?;
+        if let Some(incoming) = self.open_optional_folder(INCOMING)? {
+            system.sync(incoming.as_fd())?;
+        }
+        let Some(image) = self.open_image(uid).map_err(io::Error::other)? else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        system.remove_attribute(image.as_fd(), STATE)?;
+        system.sync(image.as_fd())
+    }
+
+    /// Fails if the pool has a volume, open or closed, of which it is to receive a copy.
+    pub(super) fn refuse_volume(&self, uid: &Uid) -> Result<(), Error> {
+        self.refuse_closed(uid)?;
+        match self.image(uid)? {
+            Some(_) => Err(beside_copy(uid)),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the pool has a copy of a volume, complete or not, that moves here.
+    pub(crate) fn refuse_own_copy(&self, uid: &Uid) -> Result<(), Error> {
+        let Some(copy) = self.open_incoming(uid)? else {
+            return Ok(());
+        };
+        match self.state_of(copy.as_fd(), uid)? {
+            Some(state) if state.original.identity.uid == *uid => Err(received(uid)),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+fn received(uid: &Uid) -> Error {
+    let (uid, by) = (uid.clone(), ImageUse::Received);
+    Error::InUse { uid, by }
+}
+
+fn beside_copy(uid: &Uid) -> Error {
+    let (uid, why) = (uid.clone(), IdentityConflict::BesideCopy);
+    Error::IdentityConflict { uid, why }
+}
