@@ -39,6 +39,7 @@ fn copy_of(source: &Pool, snapshot: &Image, volume: &ImageRequest) -> CopyReques
     CopyRequest {
         volume: volume.uid.clone(),
         original: must(source.send(&snapshot.uid, 0)).original().clone(),
+        extent_size: None,
     }
 }
 
@@ -179,7 +180,7 @@ fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
     assert!(!must(other.is_received(&volume.uid, &snapshot.uid)));
     let error = other.create_image(&volume).unwrap_err();
     assert!(matches!(error, Error::SourceMissing { .. }), "{error}");
-    assert_eq!(must(other.incoming()), std::slice::from_ref(&volume.uid));
+    assert_eq!(must(other.incoming())[0].volume, volume.uid);
     assert_eq!(must(other.images()), []);
     // fsck lists it, and its pool has no foreign files.
     let inventory = machine.inventory();

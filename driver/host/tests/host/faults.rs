@@ -3,13 +3,17 @@
 
 use std::{
     fs,
-    os::unix::{fs::symlink, process::ExitStatusExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::{fs::symlink, process::ExitStatusExt as _},
+    },
+    path::Path,
     sync::Arc,
 };
 
 use cistern_host::{
-    Expectation,
-    system::{FailAt, Fault},
+    Expectation, Uid,
+    system::{FailAt, Fault, OFlags},
 };
 use cistern_types::Bytes;
 
@@ -87,14 +91,17 @@ fn digest(machine: &Machine) -> String {
             // A mounted ext4 initializes its inode tables some time later, which punches small holes.
             // The agent allocates them again at its next reconcile.
             let is_allocated = image.allocated.0 >= image.size.0 / 10 * 9;
-            (&image.uid, identity, image.size, is_allocated)
+            let marks = marks(machine, &pool.mount_point, &image.uid);
+            (&image.uid, identity, image.size, is_allocated, marks)
         });
         let images: Vec<_> = images.collect();
+        let closed = pool.closed.iter().map(|it| (&it.image.uid, &it.by));
+        let closed: Vec<_> = closed.collect();
         let discarded: Vec<_> = pool.discarded.iter().map(|it| &it.image.uid).collect();
         let is_mounted = pool.filesystem_uuid.is_some();
         let (uid, has_file) = (&pool.uid, pool.has_file);
         format!(
-            "{uid} {discarded:?} {is_mounted} {has_file} {images:?} {:?} {:?}",
+            "{uid} {closed:?} {discarded:?} {is_mounted} {has_file} {images:?} {:?} {:?}",
             pool.temporary, pool.strays
         )
     });
@@ -127,6 +134,18 @@ fn digest(machine: &Machine) -> String {
     pools.chain(all).collect::<Vec<_>>().join("\n")
 }
 
+/// Which extended attributes an image has besides its identity.
+fn marks(machine: &Machine, pool: &Path, image: &Uid) -> Vec<&'static str> {
+    let path = pool.join("images").join(image.as_str());
+    let file = machine.system.open(&path, OFlags::RDONLY).unwrap();
+    let mut names = vec!["trusted.cistern.fence", "trusted.cistern.copy"];
+    names.retain(|name| {
+        let value = machine.system.attribute(file.as_fd(), name).unwrap();
+        value.is_some()
+    });
+    names
+}
+
 /// How many loop devices are bound after a step: the pool's, and the volume's while it is staged.
 fn loops_after(step: Step) -> usize {
     match step {
@@ -152,6 +171,12 @@ fn loops_after(step: Step) -> usize {
         | Step::Discard
         | Step::TakeBack
         | Step::RemoveDiscarded
+        | Step::BeginClosing
+        | Step::Close
+        | Step::Reopen
+        | Step::RemoveClosed
+        | Step::PrepareCopy
+        | Step::OpenCopy
         | Step::Remove => 1,
         Step::SnapshotFrozen
         | Step::Stage
@@ -468,6 +493,33 @@ fn walk_trash(fault: Fault) {
     assert!(machine.inventory().pools[0].images.is_empty());
 }
 
+/// A volume is closed for a move, opened again, closed and removed; and it moves here.
+fn walk_move(fault: Fault) {
+    let machine = Machine::new();
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |steps: &[Step]| {
+        for step in steps {
+            without_fault(&machine, *step, expectation);
+        }
+    };
+    let walk = |step, before: &[Step]| {
+        walk(&machine, step, fault, || expectation, || no_fault(before));
+    };
+    let (closing, close) = (Step::BeginClosing, Step::Close);
+    no_fault(&[Step::Create]);
+    walk(closing, &[Step::Reopen]);
+    walk(Step::Reopen, &[closing]);
+    walk(close, &[Step::Reopen, closing]);
+    walk(Step::Reopen, &[closing, close]);
+    walk(Step::RemoveClosed, &[Step::Create, closing, close]);
+    no_fault(&[Step::Create]);
+    walk(Step::OpenCopy, &[Step::PrepareCopy]);
+    no_fault(&[Step::Remove]);
+    reaches(&machine, &empty, "nothing left");
+}
+
 /// A pool is created on a device, which is blank again each time.
 fn walk_device(fault: Fault) {
     let machine = Machine::new();
@@ -513,6 +565,16 @@ fn r15_an_error_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_at
 #[test]
 fn r2_death_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_attempt() {
     walk_trash(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
+    walk_move(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
+    walk_move(Fault::Kill);
 }
 
 #[test]

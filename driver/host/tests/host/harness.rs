@@ -147,7 +147,11 @@ impl Drop for Machine {
         // The device of a raw block volume outlives the namespace.
         let loops = self.root().inventory().map(|all| all.loops);
         for bound in loops.unwrap_or_default() {
-            if bound.backing_file.to_string_lossy().contains("/images/") {
+            let file = bound.backing_file.to_string_lossy();
+            if ["/images/", "/closed/"]
+                .iter()
+                .any(|folder| file.contains(folder))
+            {
                 let device = format!("/dev/loop{}", bound.number);
                 // A read-only flag would stay for the next user of the device number.
                 for (program, option) in [("blockdev", "--setrw"), ("losetup", "-d")] {

@@ -76,6 +76,15 @@ pub(crate) enum Step {
     Discard,
     TakeBack,
     RemoveDiscarded,
+    /// Closes the volume for a move, opens it again, and removes the closed image.
+    BeginClosing,
+    Close,
+    Reopen,
+    RemoveClosed,
+    /// Copies the closed volume, as if it were on another node, and makes the copy the volume. Faults are injected
+    /// only into `OpenCopy`.
+    PrepareCopy,
+    OpenCopy,
     /// Removes the volume.
     Remove,
     /// Removes the pool.
@@ -245,6 +254,12 @@ pub(crate) fn run(
         Step::AdoptDevicePool => drop(again(on_disk(folder, returned(Bytes::ZERO)))?),
         Step::Discard => open(Bytes::gib(1))?.discard(&volume().uid, DateTime::UNIX_EPOCH)?,
         Step::TakeBack | Step::RemoveDiscarded => from_trash(step, &open(Bytes::gib(1))?)?,
+        Step::BeginClosing
+        | Step::Close
+        | Step::Reopen
+        | Step::RemoveClosed
+        | Step::PrepareCopy
+        | Step::OpenCopy => move_volume(step, &open(Bytes::gib(1))?)?,
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
         Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),
@@ -311,20 +326,11 @@ pub(crate) fn run(
             pool.remove_image(&uid("uid-s"))?;
             pool.remove_image(&uid("uid-t"))?;
         }
-        Step::PrepareSource => {
-            let pool = open_again(&root, expectation)?;
-            pool.create_image(&online_volume())?;
-            let member = snapshot_member(&pool, &online_volume(), "s");
-            root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
-        }
-        Step::Restore => drop(open_again(&root, expectation)?.create_image(&restored())?),
-        Step::Receive => receive(&open_again(&root, expectation)?)?,
-        Step::RemoveRestored => open_again(&root, expectation)?.remove_image(&restored().uid)?,
-        Step::RemoveSource => {
-            let pool = open_again(&root, expectation)?;
-            pool.remove_image(&online_volume().uid)?;
-            pool.remove_image(&uid("uid-s"))?;
-        }
+        Step::PrepareSource
+        | Step::Restore
+        | Step::Receive
+        | Step::RemoveRestored
+        | Step::RemoveSource => restore(step, &root, &open_again(&root, expectation)?)?,
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -334,11 +340,31 @@ pub(crate) fn run(
     Ok(())
 }
 
+/// Takes a step of a restore.
+fn restore(step: Step, root: &Root, pool: &Pool) -> Result<(), Box<dyn Error>> {
+    match step {
+        Step::Restore => drop(pool.create_image(&restored())?),
+        Step::Receive => receive(pool)?,
+        Step::RemoveRestored => pool.remove_image(&restored().uid)?,
+        Step::RemoveSource => {
+            pool.remove_image(&online_volume().uid)?;
+            pool.remove_image(&uid("uid-s"))?;
+        }
+        _ => {
+            pool.create_image(&online_volume())?;
+            let member = snapshot_member(pool, &online_volume(), "s");
+            root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
+        }
+    }
+    Ok(())
+}
+
 /// Receives a copy of the snapshot, synced after each chunk, and creates the volume from it.
 fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
     let request = CopyRequest {
         volume: restored().uid,
         original: pool.send(&uid("uid-s"), 0)?.original().clone(),
+        extent_size: None,
     };
     let mut incoming = pool.receive(&request)?;
     for chunk in pool.send(&uid("uid-s"), incoming.written().0)? {
@@ -385,6 +411,37 @@ fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
     let file = std::fs::File::options().write(true).open(path)?;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, flags, 32 << 20, 8 << 20)?;
+    Ok(())
+}
+
+/// Takes a step of a move of the volume.
+fn move_volume(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
+    let (image, by) = (volume().uid, uid("a1b2c3d4-0000-4000-8000-000000000001"));
+    match step {
+        Step::BeginClosing => pool.begin_closing(&image, &by)?,
+        Step::Close => pool.close(&image, &by)?,
+        Step::Reopen => pool.reopen(&image, &by)?,
+        Step::RemoveClosed => pool.remove_closed(&image, &by)?,
+        Step::OpenCopy => drop(pool.open_copy(&image, &volume().volume, &by)?),
+        _ => {
+            pool.begin_closing(&image, &by)?;
+            pool.close(&image, &by)?;
+            let sent = pool.send(&image, 0)?;
+            let request = CopyRequest {
+                volume: image.clone(),
+                original: sent.original().clone(),
+                extent_size: Some(ExtentSize::Mib1),
+            };
+            let chunks = sent.collect::<Result<Vec<_>, _>>()?;
+            // The pool is that of the other node from now on.
+            pool.remove_closed(&image, &by)?;
+            let mut incoming = pool.receive(&request)?;
+            for chunk in chunks.into_iter().flatten() {
+                incoming.write(&chunk)?;
+            }
+            incoming.complete()?;
+        }
+    }
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 38] = [
+const STEPS: [Step; 44] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -57,6 +57,12 @@ const STEPS: [Step; 38] = [
     Step::Discard,
     Step::TakeBack,
     Step::RemoveDiscarded,
+    Step::BeginClosing,
+    Step::Close,
+    Step::Reopen,
+    Step::RemoveClosed,
+    Step::PrepareCopy,
+    Step::OpenCopy,
     Step::Remove,
     Step::RemovePool,
 ];

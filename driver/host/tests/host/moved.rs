@@ -1,0 +1,315 @@
+//! A volume that moves here: its copy is received from a closed image, and becomes the volume.
+
+use std::{
+    fs,
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    path::PathBuf,
+};
+
+use cistern_host::{
+    Expectation, Fence, Image, ImageRequest, Pool, PoolDeclaration, Uid,
+    copy::{Chunk, CopyRequest},
+    image::Error,
+    system::OFlags,
+};
+use cistern_types::{Bytes, Consistency, ExtentSize, FilesystemType, Provisioning};
+
+use crate::{
+    fence::{another_move, close, the_move},
+    harness::{
+        Machine, Volume, allocated, image_path, image_pool, must, open_new, request, run, uid,
+        unstage,
+    },
+    snapshot::{snapshot_of, take_snapshot},
+};
+
+/// The pool of the node that the volume moves to.
+fn target() -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("4e2d1c0b-0000-4000-8000-00000000c0de"),
+        name: "target".to_owned(),
+        ..image_pool(Bytes::gib(1))
+    }
+}
+
+fn open_target(machine: &Machine) -> Pool {
+    must(machine.root().open_pool(&target(), Expectation::New))
+}
+
+fn target_path(machine: &Machine, folder: &str, image: &Uid) -> PathBuf {
+    let pool = machine.mount_point(&target());
+    pool.join(folder).join(image.as_str())
+}
+
+fn copy_request(source: &Pool, image: &Uid) -> CopyRequest {
+    let sent = must(source.send(image, 0));
+    assert_eq!(sent.closed_for(), Some(&the_move()));
+    CopyRequest {
+        volume: image.clone(),
+        original: sent.original().clone(),
+        extent_size: Some(ExtentSize::Mib1),
+    }
+}
+
+fn chunks(source: &Pool, image: &Uid) -> Vec<Chunk> {
+    let sent = must(source.send(image, 0));
+    sent.filter_map(|chunk| must(chunk)).collect()
+}
+
+/// Copies a closed image in full.
+fn copy(source: &Pool, image: &Uid, pool: &Pool) {
+    let mut incoming = must(pool.receive(&copy_request(source, image)));
+    for chunk in chunks(source, image) {
+        must(incoming.write(&chunk));
+    }
+    must(incoming.complete());
+}
+
+/// A raw block volume of 8 MiB with some data.
+fn written(machine: &Machine, pool: &Pool) -> Image {
+    let image = must(pool.create_image(&ImageRequest {
+        uid: machine.uid("a"),
+        filesystem: None,
+        ..request("a", Bytes::mib(8), FilesystemType::Ext4, Provisioning::Thin)
+    }));
+    let path = image_path(machine, &image.uid);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    let data: Vec<u8> = (0..3 << 20)
+        .map(|at: u32| (at % 251 + 1).to_le_bytes()[0])
+        .collect();
+    file.write_all_at(&data, 1 << 20).unwrap();
+    image
+}
+
+#[test]
+fn a_moved_volume_is_the_same_volume_with_its_files_and_owns_its_blocks() {
+    for filesystem in FilesystemType::ALL {
+        let machine = Machine::new();
+        let (pool, other) = (open_new(&machine), open_target(&machine));
+        let size = Bytes::mib(300);
+        let image = must(pool.create_image(&ImageRequest {
+            uid: machine.uid("a"),
+            ..request("a", size, filesystem, Provisioning::Thick)
+        }));
+        let staging = machine.staging("source");
+        must(pool.stage(&Volume::new(&image).stage(&staging)));
+        must(pool.begin_closing(&image.uid, &the_move()));
+        fs::write(staging.join("file"), "kept").unwrap();
+        unstage(&machine, &image.uid, &staging);
+        must(pool.close(&image.uid, &the_move()));
+
+        copy(&pool, &image.uid, &other);
+        let moved = must(other.open_copy(&image.uid, "pvc-a", &the_move()));
+        assert_eq!(
+            must(other.open_copy(&image.uid, "pvc-a", &the_move())),
+            moved
+        );
+        let (found, mut expected) = (moved.identity.clone(), image.identity.clone());
+        expected.as_mut().unwrap().pool_uuid = other.filesystem_uuid();
+        assert_eq!((found, moved.size), (expected, size), "{filesystem}");
+        assert_eq!(must(other.incoming()), []);
+        assert_eq!(must(other.fence(&image.uid)), Fence::Open);
+
+        let path = target_path(&machine, "images", &image.uid);
+        assert!(allocated(&path) >= size.0, "{filesystem}");
+        let path = path.to_str().unwrap();
+        let hint = run("xfs_io", &["-r", "-c", "extsize", path]);
+        assert!(hint.starts_with("[1048576]"), "{hint}");
+        let file = machine.system.open(path.as_ref(), OFlags::RDONLY).unwrap();
+        for name in ["trusted.cistern.fence", "trusted.cistern.copy"] {
+            let value = machine.system.attribute(file.as_fd(), name).unwrap();
+            assert_eq!(value, None, "{name}");
+        }
+
+        must(pool.remove_closed(&image.uid, &the_move()));
+        let staging = machine.staging("target");
+        must(other.stage(&Volume::new(&moved).stage(&staging)));
+        assert_eq!(fs::read(staging.join("file")).unwrap(), b"kept");
+        fs::write(staging.join("more"), "written").unwrap();
+        unstage(&machine, &image.uid, &staging);
+        must(other.remove_image(&image.uid));
+    }
+}
+
+#[test]
+fn a_moved_raw_block_volume_has_the_same_bytes_and_stays_thin() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let before = fs::read(image_path(&machine, &image.uid)).unwrap();
+    close(&pool, &image.uid);
+    copy(&pool, &image.uid, &other);
+    must(other.open_copy(&image.uid, "pvc-a", &the_move()));
+    let path = target_path(&machine, "images", &image.uid);
+    assert!(fs::read(&path).unwrap() == before);
+    assert!(allocated(&path) < Bytes::mib(5).0);
+}
+
+#[test]
+fn a_volume_is_sent_only_when_it_is_closed() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = written(&machine, &pool);
+    let refused = || {
+        let error = pool.send(&image.uid, 0).map(drop).unwrap_err();
+        assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    };
+    refused();
+    must(pool.begin_closing(&image.uid, &the_move()));
+    refused();
+    must(pool.close(&image.uid, &the_move()));
+    assert!(!chunks(&pool, &image.uid).is_empty());
+    must(pool.reopen(&image.uid, &the_move()));
+    refused();
+    let taken = snapshot_of(&image, "s");
+    let taken = must(take_snapshot(&machine, &pool, taken, Consistency::Crash));
+    assert_eq!(must(pool.send(&taken.uid, 0)).closed_for(), None);
+    must(pool.remove_image(&image.uid));
+    let error = pool.send(&image.uid, 0).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+}
+
+#[test]
+fn a_copy_is_not_opened_before_it_is_complete_and_nothing_takes_its_place() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    let open = || other.open_copy(uid, "pvc-a", &the_move());
+    let error = open().unwrap_err();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+    let received = |result: Result<Image, Error>| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+    };
+    let mut incoming = must(other.receive(&copy_request(&pool, uid)));
+    received(open());
+    for chunk in chunks(&pool, uid) {
+        must(incoming.write(&chunk));
+    }
+    must(incoming.sync());
+    drop(incoming);
+    received(open());
+    let anew = ImageRequest {
+        uid: uid.clone(),
+        filesystem: None,
+        ..request("a", image.size, FilesystemType::Ext4, Provisioning::Thin)
+    };
+    received(other.create_image(&anew));
+    must(must(other.receive(&copy_request(&pool, uid))).complete());
+    // Also of the complete copy.
+    received(other.create_image(&anew));
+    let error = other.open_copy(uid, "pvc-b", &the_move()).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    assert_eq!(must(other.images()), []);
+    must(open());
+}
+
+#[test]
+fn a_copy_of_an_undone_move_is_neither_opened_nor_continued_by_the_next_one() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    copy(&pool, uid, &other);
+    must(pool.reopen(uid, &the_move()));
+    // Between the moves, it is written to.
+    let path = image_path(&machine, uid);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(b"later", 6 << 20).unwrap();
+    drop(file);
+    must(pool.begin_closing(uid, &another_move()));
+    must(pool.close(uid, &another_move()));
+
+    let error = other.open_copy(uid, "pvc-a", &another_move()).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    let request = CopyRequest {
+        volume: uid.clone(),
+        original: must(pool.send(uid, 0)).original().clone(),
+        extent_size: None,
+    };
+    let mut incoming = must(other.receive(&request));
+    assert_eq!(incoming.written(), Bytes::ZERO);
+    for chunk in chunks(&pool, uid) {
+        must(incoming.write(&chunk));
+    }
+    must(incoming.complete());
+    // Neither a removal for the first move that comes late, nor one for copies of snapshots.
+    must(other.remove_copy(uid, &the_move()));
+    must(other.remove_incoming(uid));
+    let listed = must(other.incoming());
+    assert_eq!(listed[0].closed_for, Some(another_move()));
+    must(other.open_copy(uid, "pvc-a", &another_move()));
+    let data = fs::read(target_path(&machine, "images", uid)).unwrap();
+    assert_eq!(&data[6 << 20..][..5], b"later");
+    // It is the volume now.
+    must(other.remove_copy(uid, &another_move()));
+    assert_eq!(must(other.images()).len(), 1);
+}
+
+#[test]
+fn the_copy_of_a_move_is_removed_complete_or_not_but_not_while_it_is_received() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    must(other.remove_copy(uid, &the_move()));
+    let incoming = must(other.receive(&copy_request(&pool, uid)));
+    let error = other.remove_copy(uid, &the_move()).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    drop(incoming);
+    must(other.remove_copy(uid, &the_move()));
+    assert_eq!(must(other.incoming()), []);
+    copy(&pool, uid, &other);
+    must(other.remove_copy(uid, &the_move()));
+    assert_eq!(must(other.incoming()), []);
+    assert_eq!(must(pool.closed()).len(), 1);
+}
+
+#[test]
+fn a_copy_never_replaces_an_image_and_none_is_received_beside_its_volume() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    copy(&pool, uid, &other);
+    let path = target_path(&machine, "images", uid);
+    fs::write(&path, "another").unwrap();
+    let error = other.open_copy(uid, "pvc-a", &the_move()).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"another");
+    fs::remove_file(&path).unwrap();
+    must(other.open_copy(uid, "pvc-a", &the_move()));
+
+    let request = copy_request(&pool, uid);
+    let error = other.receive(&request).map(drop).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    let error = pool.receive(&request).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Moving { .. }), "{error}");
+    let error = pool.open_copy(uid, "pvc-a", &the_move()).unwrap_err();
+    assert!(matches!(error, Error::Moving { .. }), "{error}");
+}
+
+#[test]
+fn a_copy_of_something_else_than_its_volume_is_not_opened() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let taken = snapshot_of(&image, "s");
+    let taken = must(take_snapshot(&machine, &pool, taken, Consistency::Crash));
+    let request = CopyRequest {
+        volume: image.uid.clone(),
+        original: must(pool.send(&taken.uid, 0)).original().clone(),
+        extent_size: None,
+    };
+    must(must(other.receive(&request)).complete());
+    let error = other
+        .open_copy(&image.uid, "pvc-a", &the_move())
+        .unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    assert_eq!(must(other.images()), []);
+}
