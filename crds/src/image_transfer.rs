@@ -14,9 +14,11 @@ use serde::{Deserialize, Serialize};
     shortname = "ctransfer",
     category = "cistern",
     derive = "PartialEq",
-    doc = "Permits a node to copy a snapshot from another node for a new volume. Written by Cistern; deleted when the volume is made.",
+    doc = "Permits a node to copy an image from another node. Written by Cistern; deleted when the copy is made.",
     selectable = ".spec.sourceNode",
     validation = Rule::new("self.spec == oldSelf.spec").message("an ImageTransfer cannot be changed"),
+    validation = Rule::new("has(self.spec.snapshotName) == (self.spec.purpose == 'Restore')").message("snapshotName is for the purpose Restore"),
+    validation = Rule::new("has(self.spec.moveUID) == (self.spec.purpose == 'Move')").message("moveUID is for the purpose Move"),
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
     printcolumn = r#"{"name":"Snapshot","type":"string","jsonPath":".spec.snapshotName"}"#,
     printcolumn = r#"{"name":"From","type":"string","jsonPath":".spec.sourceNode"}"#,
@@ -33,14 +35,19 @@ pub struct ImageTransferSpec {
     /// Name of the Node that receives. Set by the operator; immutable.
     #[schemars(length(min = 1, max = 253))]
     pub target_node: String,
-    /// Name of the PoolSnapshot that is copied. Set by the operator; immutable.
+    /// Name of the PoolSnapshot that is copied. Set by the operator; absent if a volume moves; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
-    pub snapshot_name: String,
-    /// Name of the snapshot's image. A later snapshot of the same name is not permitted. Set by the operator;
+    pub snapshot_name: Option<String>,
+    /// UID of the VolumeMove whose volume is copied. Set by the operator; absent for a snapshot; immutable.
+    #[serde(default, rename = "moveUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub move_uid: Option<String>,
+    /// Name of the image that is copied. A later snapshot of the same name is not permitted. Set by the operator;
     /// immutable.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
-    /// Name of the PoolVolume that the copy is for. Set by the operator; immutable.
+    /// Name of the PoolVolume that the copy is for, or that moves. Set by the operator; immutable.
     #[schemars(length(min = 1, max = 63))]
     pub volume_name: String,
     /// Why it is copied. Set by the operator; immutable.
@@ -52,4 +59,6 @@ pub struct ImageTransferSpec {
 pub enum TransferPurpose {
     /// A snapshot is restored to a volume on another node.
     Restore,
+    /// A volume moves to another node. Its image is copied once it is closed.
+    Move,
 }

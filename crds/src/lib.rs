@@ -18,7 +18,7 @@ pub mod drift;
 pub mod has_image;
 pub mod health;
 pub mod image_transfer;
-mod location;
+pub mod location;
 pub mod names;
 pub mod node;
 mod node_size;
@@ -29,6 +29,7 @@ pub mod pool_names;
 pub mod reason;
 mod reference_page;
 pub mod removal;
+pub mod replica;
 pub mod snapshot;
 pub mod snapshot_group;
 pub mod snapshot_parameters;
@@ -52,6 +53,7 @@ pub use drift::{Drift, Orphan};
 pub use has_image::HasImage;
 pub use health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
 pub use image_transfer::{ImageTransfer, ImageTransferSpec, TransferPurpose};
+pub use location::{FenceState, FenceStatus, MoveTarget};
 pub use node::{
     NodePool, NodePoolStatus, PoolOwner, StorageNode, StorageNodeSpec, StorageNodeStatus,
 };
@@ -60,6 +62,7 @@ pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePool
 pub use pool_names::PoolNames;
 pub use reason::{ConditionType, EventReason, Reason};
 pub use reference_page::reference_page;
+pub use replica::{PoolReplica, PoolReplicaSpec, PoolReplicaStatus, ReplicaPurpose};
 pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
 pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
 pub use snapshot_parameters::SnapshotParameters;
@@ -83,6 +86,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
         PoolSnapshotGroup::crd(),
         VolumeMove::crd(),
         ImageTransfer::crd(),
+        PoolReplica::crd(),
     ];
     for definition in &mut definitions {
         for version in &mut definition.spec.versions {

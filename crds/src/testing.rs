@@ -74,6 +74,8 @@ pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSp
         deletion_requested: false,
         epoch: 0,
         takeovers: 0,
+        target: None,
+        cancelled_move_uid: None,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     condition::{self, Condition, ConditionStatus},
     has_image::HasImage as _,
     health::{self, VolumeProblem, VolumeSeverity},
-    location,
+    location::{self, FenceStatus, MoveTarget},
     node::is_zero,
     reason::{ConditionType, Reason},
 };
@@ -31,7 +31,8 @@ use crate::{
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than its reservation (status.reserved)"),
-    validation = Rule::new(location::IMAGE_RULE).message(location::IMAGE_MESSAGE),
+    validation = Rule::new(location::VOLUME_RULE).message(location::VOLUME_MESSAGE),
+    validation = Rule::new(location::TARGET_RULE).message(location::TARGET_MESSAGE),
     validation = Rule::new("self.spec.deletionRequested || !oldSelf.spec.deletionRequested || !has(self.status) || !has(self.status.deletionCommitted) || !self.status.deletionCommitted").message("deletionRequested cannot be taken back once the agent removes the data (status.deletionCommitted)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
@@ -65,7 +66,7 @@ pub struct PoolVolumeSpec {
     pub requested_name: String,
 
     /// Name of the Node that holds the volume. Set by the controller; changed by the operator if the disk
-    /// is in another machine.
+    /// is in another machine, or if the volume moves.
     #[schemars(length(min = 1, max = 253))]
     pub node_name: String,
 
@@ -142,6 +143,17 @@ pub struct PoolVolumeSpec {
     /// `nodeName` was last changed. Set by the operator; absent means 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takeovers: u32,
+
+    /// Where the volume is moving to. Set by the operator; absent unless the volume moves. While it is set,
+    /// the volume is neither staged nor changed, and it is removed together with the next epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<MoveTarget>,
+
+    /// UID of the last VolumeMove that was given up before it declared a target. Set by the operator, so that a
+    /// declaration that is under way fails; absent if there was none.
+    #[serde(default, rename = "cancelledMoveUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub cancelled_move_uid: Option<String>,
 }
 
 impl PoolVolume {
@@ -357,6 +369,9 @@ pub struct PoolVolumeStatus {
     /// The number of takeovers of the pool with which the agent has verified the image. Absent means 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takeovers: u32,
+    /// How far the image is closed for a move. Absent if the volume can be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<FenceStatus>,
     /// Bytes that the node's ledger reserves for the volume. The agent writes it before it changes
     /// the disk, also for an expansion: this write admits the volume. Absent before the admission
     /// and after the bytes are freed.

@@ -89,7 +89,8 @@ fn desired(cluster: &ClusterState, name: &str, volume: &StoredVolume) -> Option<
     let spec = ImageTransferSpec {
         source_node: source.to_string(),
         target_node: target.to_string(),
-        snapshot_name: awaits.snapshot.to_string(),
+        snapshot_name: Some(awaits.snapshot.to_string()),
+        move_uid: None,
         image: awaits.image.to_string(),
         volume_name: name.to_owned(),
         purpose: TransferPurpose::Restore,
@@ -122,7 +123,7 @@ async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<()
         Ok(_) => {
             tracing::info!(
                 volume = volume_name,
-                snapshot = snapshot_name,
+                snapshot = snapshot_name.as_deref(),
                 from = source_node,
                 to = target_node,
                 "the copy of a snapshot is permitted"

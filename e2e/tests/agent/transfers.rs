@@ -27,7 +27,8 @@ async fn permit(source: &Fixture, snapshot: &PoolSnapshot, target: &Fixture, vol
     let spec = ImageTransferSpec {
         source_node: source.name.clone(),
         target_node: target.name.clone(),
-        snapshot_name: snapshot.name_any(),
+        snapshot_name: Some(snapshot.name_any()),
+        move_uid: None,
         image: snapshot.uid().unwrap(),
         volume_name: volume.name_any(),
         purpose: TransferPurpose::Restore,

@@ -74,7 +74,7 @@ async fn a_copy_is_permitted_from_the_reservation_of_its_volume_until_that_is_ma
             (spec.source_node.as_str(), spec.target_node.as_str()),
             ("transfer-source", "transfer-target")
         );
-        assert_eq!(spec.snapshot_name, "transfer-snapshot");
+        assert_eq!(spec.snapshot_name.as_deref(), Some("transfer-snapshot"));
         assert_eq!(
             (spec.image.as_str(), spec.volume_name.as_str()),
             (IMAGE, name)

@@ -179,6 +179,8 @@ impl Node {
             deletion_requested: false,
             epoch: 0,
             takeovers: 0,
+            target: None,
+            cancelled_move_uid: None,
         };
         self.create_ready(PoolVolume::desired(name, spec)).await
     }

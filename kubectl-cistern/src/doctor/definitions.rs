@@ -167,7 +167,7 @@ mod tests {
     fn the_definitions_of_this_version_pass() {
         let expected = (
             CheckOutcome::Ok,
-            "all 7 are those of this version".to_owned(),
+            "all 8 are those of this version".to_owned(),
         );
         assert_eq!(outcomes(&served()), [expected]);
     }

@@ -114,6 +114,7 @@ pub(super) const USED: &[Used] = &[
     of(BUNDLE, OWN, "poolsnapshotgroups", LIST),
     of(BUNDLE, OWN, "volumemoves", LIST),
     of(BUNDLE, OWN, "imagetransfers", LIST),
+    of(BUNDLE, OWN, "poolreplicas", LIST),
     of(BUNDLE, "", "persistentvolumes", LIST),
     of(BUNDLE, "", "persistentvolumeclaims", LIST),
     of(BUNDLE, "", "events", LIST),

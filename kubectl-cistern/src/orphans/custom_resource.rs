@@ -78,6 +78,8 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         deletion_requested: false,
         epoch: 0,
         takeovers: 0,
+        target: None,
+        cancelled_move_uid: None,
     };
     PoolVolume::desired(&identity.name, spec)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_client::{Chain, Rejection};
 use cistern_crds::{
-    ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
     VolumeMove,
     names::{DRIVER, GROUP},
 };
@@ -69,6 +69,7 @@ fn kinds(namespace: &str) -> Vec<(String, String)> {
         kind::<PoolSnapshotGroup>(None),
         kind::<VolumeMove>(None),
         kind::<ImageTransfer>(None),
+        kind::<PoolReplica>(None),
         kind::<StorageClass>(None),
         kind::<PersistentVolume>(None),
         kind::<PersistentVolumeClaim>(None),

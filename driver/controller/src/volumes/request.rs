@@ -110,6 +110,8 @@ impl NewVolume {
                 deletion_requested: false,
                 epoch: 0,
                 takeovers: 0,
+                target: None,
+                cancelled_move_uid: None,
             },
         )
     }

@@ -132,7 +132,8 @@ mod tests {
             ImageTransferSpec {
                 source_node: "w1".to_owned(),
                 target_node: target.to_owned(),
-                snapshot_name: "s".to_owned(),
+                snapshot_name: Some("s".to_owned()),
+                move_uid: None,
                 image: "u".to_owned(),
                 volume_name: name.to_owned(),
                 purpose: TransferPurpose::Restore,

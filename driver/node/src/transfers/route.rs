@@ -66,7 +66,7 @@ pub(super) async fn route(
     let permits = |it: &ImageTransfer| {
         let spec = &it.spec;
         (&spec.source_node, &spec.target_node) == (&node, &agent.node.name)
-            && (&*spec.snapshot_name, &*spec.image) == (snapshot_name, image)
+            && (spec.snapshot_name.as_deref(), &*spec.image) == (Some(snapshot_name), image)
     };
     if !transfer.as_ref().is_some_and(permits) {
         let message = format!(

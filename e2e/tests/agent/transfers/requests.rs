@@ -110,7 +110,8 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
         let mut spec = ImageTransferSpec {
             source_node: source.name.clone(),
             target_node: permitted.name.clone(),
-            snapshot_name: snapshot.name_any(),
+            snapshot_name: Some(snapshot.name_any()),
+            move_uid: None,
             image: snapshot.uid().unwrap(),
             volume_name: name.to_owned(),
             purpose: TransferPurpose::Restore,
@@ -131,7 +132,7 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
     })
     .await;
     permit("asked-nothing", &|it| {
-        it.snapshot_name = "none".to_owned();
+        it.snapshot_name = Some("none".to_owned());
     })
     .await;
     permit("asked-absent", &|it| {
