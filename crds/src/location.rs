@@ -48,26 +48,26 @@ pub enum FenceState {
 /// epoch describes another image. The pool of the target counts its takeovers by itself, so their
 /// number is free in a commit.
 pub(crate) const VOLUME_RULE: &str = "!has(oldSelf.spec.target) \
-    ? self.spec.nodeName == oldSelf.spec.nodeName \
+    ? (self.spec.nodeName == oldSelf.spec.nodeName \
         ? self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
         && self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
         : self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) + 1 \
         && !has(self.spec.target) \
         && self.spec.?takeovers.orValue(0) > oldSelf.spec.?takeovers.orValue(0) \
         && (oldSelf.?status.?epoch.orValue(0) != oldSelf.spec.?epoch.orValue(0) \
-            || self.spec.?takeovers.orValue(0) > oldSelf.?status.?takeovers.orValue(0)) \
+            || self.spec.?takeovers.orValue(0) > oldSelf.?status.?takeovers.orValue(0))) \
     : has(self.spec.target) \
-        ? self.spec.target == oldSelf.spec.target \
-        && self.spec.nodeName == oldSelf.spec.nodeName \
-        && self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
-        && self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
-        : self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) + 1 \
-        && (self.spec.nodeName == oldSelf.spec.nodeName \
-            ? self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
-            : self.spec.nodeName == oldSelf.spec.target.nodeName \
-            && oldSelf.?status.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
-            && oldSelf.?status.?fence.?state.orValue('') == 'Closed' \
-            && oldSelf.?status.?fence.?moveUID.orValue('') == oldSelf.spec.target.moveUID)";
+    ? self.spec.target == oldSelf.spec.target \
+    && self.spec.nodeName == oldSelf.spec.nodeName \
+    && self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
+    && self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
+    : self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) + 1 \
+    && (self.spec.nodeName == oldSelf.spec.nodeName \
+        ? self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
+        : self.spec.nodeName == oldSelf.spec.target.nodeName \
+        && oldSelf.?status.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
+        && oldSelf.?status.?fence.?state.orValue('') == 'Closed' \
+        && oldSelf.?status.?fence.?moveUID.orValue('') == oldSelf.spec.target.moveUID)";
 /// The message of [`VOLUME_RULE`].
 pub(crate) const VOLUME_MESSAGE: &str = "nodeName cannot be changed, unless another node has taken over the pool, or the volume is closed for a move to that node: each with the next epoch. A declared target is removed only with the next epoch";
 /// The rule for the target of a volume: a volume that is being deleted does not begin to move.

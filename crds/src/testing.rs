@@ -7,10 +7,10 @@
 )]
 
 use crate::{
-    AccessMode, AccessType, Bytes, Consistency, FilesystemType, NodePool, PoolLimits, PoolSnapshot,
-    PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec,
-    PoolSnapshotStatus, PoolSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning,
-    SourceKind, VolumeAttributes,
+    AccessMode, AccessType, Bytes, Consistency, FilesystemType, NodePool, PoolLimits, PoolReplica,
+    PoolReplicaSpec, PoolSnapshot, PoolSnapshotGroup, PoolSnapshotGroupSpec,
+    PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus, PoolSource, PoolVolume,
+    PoolVolumeSpec, PoolVolumeStatus, Provisioning, ReplicaPurpose, SourceKind, VolumeAttributes,
     drift::OrphanIdentity,
     pool::ImageSource,
     snapshot_group::GroupMember,
@@ -193,4 +193,23 @@ pub fn orphan_identity() -> OrphanIdentity {
         filesystem: None,
         provisioning: Provisioning::Thin,
     }
+}
+
+/// The copy on node-2 of a volume of 1 GiB that moves there, for an epoch. It is not admitted yet.
+pub fn replica(volume: &str, epoch: u32) -> PoolReplica {
+    let mut replica = PoolReplica::desired(PoolReplicaSpec {
+        volume_name: volume.into(),
+        image: "uid-1".into(),
+        node_name: "node-2".into(),
+        pool_name: "fast".into(),
+        epoch,
+        purpose: ReplicaPurpose::Incoming,
+        move_uid: "move-1".into(),
+        size: Bytes::gib(1),
+        provisioning: Provisioning::Thin,
+        extent_size: None,
+        deletion_requested: false,
+    });
+    replica.metadata.uid = Some("uid-of-replica".into());
+    replica
 }

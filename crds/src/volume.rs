@@ -151,7 +151,11 @@ pub struct PoolVolumeSpec {
 
     /// UID of the last VolumeMove that was given up before it declared a target. Set by the operator, so that a
     /// declaration that is under way fails; absent if there was none.
-    #[serde(default, rename = "cancelledMoveUID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "cancelledMoveUID",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(length(min = 1, max = 64))]
     pub cancelled_move_uid: Option<String>,
 }

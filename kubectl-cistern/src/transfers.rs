@@ -36,8 +36,9 @@ pub struct TransferView {
     /// Claim of the volume; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// Name of the snapshot.
-    pub snapshot: String,
+    /// Name of the snapshot; absent if a volume moves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
     /// Node that sends.
     pub from: String,
     /// Node that receives.
@@ -111,7 +112,7 @@ impl View for Transfers {
 
     fn text(&self, _wide: bool, paint: Paint) -> String {
         if self.items.is_empty() {
-            return "No snapshot is being copied to another node.\n".to_owned();
+            return "Nothing is being copied to another node.\n".to_owned();
         }
         let mut table = Table::new(&HEADINGS);
         for it in &self.items {
@@ -126,7 +127,7 @@ impl View for Transfers {
             table.row(vec![
                 Cell::new(claim.unwrap_or_default(), Style::Strong),
                 it.volume.as_str().into(),
-                it.snapshot.as_str().into(),
+                it.snapshot.as_deref().unwrap_or_default().into(),
                 it.from.as_str().into(),
                 it.to.as_str().into(),
                 size.unwrap_or_default().into(),
@@ -221,7 +222,7 @@ shop/copy   pvc-2    snap-1     worker-1   worker-2   2Gi    5m    Copying   {PR
         let none = Transfers::of(&Cluster::default(), &Selection::default(), at(600));
         assert_eq!(
             none.text(false, Paint::plain()),
-            "No snapshot is being copied to another node.\n"
+            "Nothing is being copied to another node.\n"
         );
     }
 }

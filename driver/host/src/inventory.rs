@@ -247,7 +247,7 @@ fn is_pool_file(bound: &BoundLoop) -> bool {
     path.strip_suffix(".img").is_some()
 }
 
-/// Whether the file behind a loop device has the name of an image.
+/// Whether the file behind a loop device has the name of an image, open or closed.
 fn is_in_images(bound: &BoundLoop) -> bool {
-    loopdev::image_of(&bound.backing_file).is_some()
+    loopdev::any_image_of(&bound.backing_file).is_some()
 }

@@ -186,20 +186,31 @@ pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStat
 }
 
 /// Returns the image, possibly removed, that a loop device is bound to, judged by the path of the
-/// file. Only pools have a directory `images` with files named by UIDs of objects.
+/// file. Only pools have a directory `images` with files named by UIDs of objects. An image that is
+/// closed for a move is none: Cistern does not attach it.
 pub(crate) fn image_of(backing_file: &Path) -> Option<Uid> {
+    named_in(backing_file, &[layout::IMAGES])
+}
+
+/// Like [`image_of`], but also for an image that is closed: an administrator may have attached it.
+pub(crate) fn any_image_of(backing_file: &Path) -> Option<Uid> {
+    named_in(backing_file, &[layout::IMAGES, layout::CLOSED])
+}
+
+fn named_in(backing_file: &Path, folders: &[&str]) -> Option<Uid> {
     let path = backing_file.to_str()?;
     let path = Path::new(path.strip_suffix(DELETED).unwrap_or(path));
-    if path.parent()?.file_name()? != layout::IMAGES {
+    let folder = path.parent()?.file_name()?;
+    if !folders.iter().any(|name| folder == *name) {
         return None;
     }
     path.file_name()?.to_str()?.parse().ok()
 }
 
-/// Whether the file behind a loop device is an image of a pool, judged by its path.
+/// Whether the file behind a loop device is an image of a pool, open or closed, judged by its path.
 pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
     let folder = backing_file.parent().and_then(Path::parent);
-    image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
+    any_image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
 }
 
 /// Whether the file behind a loop device, possibly removed, is that of a pool, judged by its name: the UUID
@@ -284,10 +295,22 @@ mod tests {
         for no in [
             "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/uid-1",
             "/pools/p/tmp/uid-1",
+            "/pools/p/closed/uid-1",
             "/images/a_b",
             "/images",
             "uid-1",
         ] {
+            assert_eq!(image(no), None, "{no}");
+        }
+    }
+
+    #[test]
+    fn a_closed_image_is_recognised_only_among_all_images() {
+        let image = |path: &str| any_image_of(Path::new(path)).map(|uid| uid.to_string());
+        for yes in ["/pools/p/images/uid-1", "/pools/p/closed/uid-1 (deleted)"] {
+            assert_eq!(image(yes).as_deref(), Some("uid-1"), "{yes}");
+        }
+        for no in ["/pools/p/tmp/uid-1", "/closed/a_b", "/closed"] {
             assert_eq!(image(no), None, "{no}");
         }
     }

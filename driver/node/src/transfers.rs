@@ -1,8 +1,9 @@
-//! Copies of snapshots between nodes.
+//! Copies of snapshots, and of volumes that move, between nodes.
 //!
 //! ```text
 //! ImageTransfer (sourceNode: this node) ─▶ grants ─▶ sending, which other nodes ask
-//! PoolVolume whose snapshot is on another node ─▶ its reconcile ─▶ receiving ─▶ a copy in the pool
+//! PoolVolume whose snapshot is on another node, PoolReplica of a volume that moves here
+//!   ─▶ its reconcile ─▶ receiving ─▶ a copy in the pool
 //! ```
 //!
 //! *Invariant:* a node sends what an ImageTransfer names to the node that it names, as long as it exists, and
@@ -13,6 +14,7 @@ mod grants;
 mod receiving;
 mod route;
 mod sending;
+mod wanted;
 
 use std::fmt;
 
@@ -27,6 +29,7 @@ pub use self::{
     receiving::receive,
     route::NotCopied,
     sending::Sending,
+    wanted::Wanted,
 };
 pub(crate) use grants::run;
 

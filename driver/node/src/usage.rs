@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FilesystemType, HasImage as _, IoLimits, PoolVolume,
+    AccessMode, AccessType, Bytes, FenceState, FilesystemType, HasImage as _, IoLimits, PoolVolume,
     Provisioning,
 };
 use cistern_host::{Content, MountOptions, Uid, options};
@@ -81,6 +81,9 @@ pub enum Unusable {
     /// Its image was last verified on another node, or before the pool was taken over.
     #[error("its disk was in another machine, and its image is not verified on this node yet")]
     NotVerified,
+    /// Its image is closed.
+    #[error("it moves to another node")]
+    Moving,
     /// A field of the status cannot be parsed.
     #[error("its status has no valid {0}")]
     InvalidStatus(&'static str),
@@ -128,6 +131,11 @@ impl Volume {
         let (status, size, image) = made.ok_or(Unusable::NotReady)?;
         if status.epoch != object.spec.epoch {
             return Err(Unusable::NotVerified);
+        }
+        if let Some(fence) = &status.fence
+            && fence.state == FenceState::Closed
+        {
+            return Err(Unusable::Moving);
         }
         let content = match object.spec.access_type {
             AccessType::Block => Content::Block,

@@ -20,6 +20,7 @@ mod health;
 mod hostility;
 mod identity;
 mod io_limits;
+mod moves;
 mod node_service;
 mod orphans;
 mod pools;

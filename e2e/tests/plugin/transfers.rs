@@ -56,5 +56,5 @@ async fn a_copy_is_listed_with_its_nodes_and_its_progress_while_it_is_permitted(
     transfers.delete(VOLUME, &parameters).await.unwrap();
     volumes.delete(VOLUME, &parameters).await.unwrap();
     let text = plugin.text(&["transfers", "--pool", "transfers"]).await;
-    assert_eq!(text, "No snapshot is being copied to another node.\n");
+    assert_eq!(text, "Nothing is being copied to another node.\n");
 }

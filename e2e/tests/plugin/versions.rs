@@ -43,5 +43,5 @@ async fn a_cluster_without_the_kinds_that_version_0_1_lacks_is_shown() {
     let status = plugin.text(&["status"]).await;
     assert!(status.contains("No problems are known."), "{status}");
     let transfers = plugin.text(&["transfers"]).await;
-    assert_eq!(transfers, "No snapshot is being copied to another node.\n");
+    assert_eq!(transfers, "Nothing is being copied to another node.\n");
 }

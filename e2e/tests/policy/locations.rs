@@ -6,7 +6,7 @@ use cistern_e2e::eventually;
 use serde_json::{Value, json};
 
 use crate::{
-    ALLOWED, NO_METADATA, Row, STAYS, check,
+    ALLOWED, NO_METADATA, NO_MOVE, Row, STAYS, check,
     installed::{Installed, ask},
 };
 
@@ -65,6 +65,70 @@ async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_
         ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
         ("PATCH", path, &group_to("a", 1), STAYS),
         ("PATCH", path, &group_to("b", 1), ALLOWED),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn a_volume_moves_to_its_target_only_when_closed_for_that_move_and_is_undone_in_place() {
+    let cluster = Installed::start().await;
+    let account = "system:serviceaccount:cistern-system:cistern-";
+    let (admin, operator) = (
+        &cluster.admin(),
+        &cluster.user(&format!("{account}operator")),
+    );
+    let controller = &cluster.user(&format!("{account}controller"));
+    let (path, status) = ("poolvolumes/on-a", "poolvolumes/on-a/status");
+    await_policy(operator).await;
+    let target =
+        |node: &str, by: &str| json!({"spec": {"target": {"nodeName": node, "moveUID": by}}});
+    let end = |node: &str, epoch: u32| json!({"spec": {"nodeName": node, "epoch": epoch, "target": null}});
+    let fence = |epoch: u32, state: &str, by: &str| json!({"status": {"epoch": epoch, "fence": {"state": state, "moveUID": by}}});
+    let deleted = |is: bool| json!({"spec": {"deletionRequested": is}});
+
+    check(
+        controller,
+        &[("PATCH", path, &target("b", "m-1"), NO_LOCATION)],
+    )
+    .await;
+    check(admin, &[("PATCH", path, &deleted(true), ALLOWED)]).await;
+    check(operator, &[("PATCH", path, &target("b", "m-1"), NO_MOVE)]).await;
+    check(admin, &[("PATCH", path, &deleted(false), ALLOWED)]).await;
+    let rows: &[Row<'_>] = &[
+        // Undone or committed, without a target.
+        ("PATCH", path, &end("a", 1), STAYS),
+        ("PATCH", path, &end("b", 1), STAYS),
+        ("PATCH", path, &target("a", "m-1"), NO_MOVE),
+        ("PATCH", path, &target("b", "m-1"), ALLOWED),
+        ("PATCH", path, &target("c", "m-1"), STAYS),
+        ("PATCH", path, &target("b", "m-2"), STAYS),
+        ("PATCH", path, &json!({"spec": {"target": null}}), STAYS),
+        ("PATCH", path, &json!({"spec": {"takeovers": 1}}), STAYS),
+        ("PATCH", path, &end("b", 1), STAYS),
+    ];
+    check(operator, rows).await;
+    for (reported, is) in [
+        (fence(0, "Closing", "m-1"), STAYS),
+        (fence(0, "Closed", "m-0"), STAYS),
+        // Of another epoch.
+        (fence(7, "Closed", "m-1"), STAYS),
+        (fence(0, "Closed", "m-1"), ALLOWED),
+    ] {
+        check(admin, &[("PATCH", status, &reported, ALLOWED)]).await;
+        if is == STAYS {
+            check(operator, &[("PATCH", path, &end("b", 1), STAYS)]).await;
+        }
+    }
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, &end("b", 2), STAYS),
+        ("PATCH", path, &end("c", 1), STAYS),
+        ("PATCH", path, &end("b", 1), ALLOWED),
+        // It cannot be undone any more.
+        ("PATCH", path, &end("a", 2), STAYS),
+        // The next move is undone: the fence is of an earlier epoch.
+        ("PATCH", path, &target("a", "m-1"), ALLOWED),
+        ("PATCH", path, &end("a", 2), STAYS),
+        ("PATCH", path, &end("b", 2), ALLOWED),
     ];
     check(operator, rows).await;
 }

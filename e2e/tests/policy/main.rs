@@ -38,6 +38,7 @@ const NO_NODE: &str = "does not say which node";
 const NO_METADATA: &str = "changes no metadata";
 /// The schema refuses a change of the node.
 const STAYS: &str = "nodeName cannot be changed";
+const NO_MOVE: &str = "a volume moves to another node than its own";
 const KEPT: &str = "cannot be taken back";
 /// Allowed, but the kind does not exist: Kubernetes' snapshot definitions are not installed.
 const ABSENT: &str = "page not found";
@@ -607,7 +608,7 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
             Err(status) => {
                 let code = match *verdict {
                     ABSENT => 404,
-                    TOO_LONG | STAYS => 422,
+                    TOO_LONG | STAYS | NO_MOVE => 422,
                     _ => 403,
                 };
                 let refused = status.code == code && status.message.contains(verdict);

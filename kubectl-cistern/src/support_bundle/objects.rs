@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_client::{Chain, Rejection};
 use cistern_crds::{
-    ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
-    VolumeMove,
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    StoragePool, VolumeMove,
     names::{DRIVER, GROUP},
 };
 use futures::{StreamExt as _, stream};

@@ -124,7 +124,7 @@ impl Root {
                 Err(error) if error.is_of_file() => true,
                 Err(error) => return Err(io::Error::other(error)),
             };
-            images.extend(loopdev::image_of(&bound.backing_file).filter(|_| is_here));
+            images.extend(loopdev::any_image_of(&bound.backing_file).filter(|_| is_here));
         }
         Ok(images)
     }

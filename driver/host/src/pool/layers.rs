@@ -55,7 +55,7 @@ pub(super) fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<P
     };
     let pools = root.pools_path();
     let is_ours = |file: &PathBuf| {
-        file.starts_with(&pools) || loopdev::image_of(file).is_some() || loopdev::is_pool(file)
+        file.starts_with(&pools) || loopdev::any_image_of(file).is_some() || loopdev::is_pool(file)
     };
     Ok(root.system.backing_file(number)?.filter(is_ours))
 }

@@ -499,6 +499,8 @@ fn a_closed_volume_that_an_administrator_uses_is_neither_sent_nor_opened_nor_rem
     let path = closed_path(&machine, uid);
     let number = run("losetup", &["--show", "-f", path.to_str().unwrap()]);
     let held = fs::File::open(number.trim()).unwrap();
+    // fsck lists it.
+    has_loops(&machine, 2);
     for result in [
         pool.send(uid, 0).map(drop),
         pool.reopen(uid, by),

@@ -18,7 +18,8 @@ mod reservations;
 use std::{collections::HashMap, sync::Arc};
 
 use cistern_crds::{
-    Bytes, Explanation, HasImage, IoLimits, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
+    Bytes, Explanation, HasImage, IoLimits, NodePoolStatus, PoolReplica, PoolSnapshot, PoolVolume,
+    Reason, ReplicaPurpose,
 };
 
 pub use self::{
@@ -34,6 +35,7 @@ use self::{
 use super::{
     desired::{AssignedObjects, Desired},
     health::Health,
+    plan::{ObjectPhase, phase},
     pools::PoolState,
 };
 use crate::image::Image;
@@ -120,6 +122,23 @@ impl Admission {
         self.reserve(snapshot, pool, wanted, kind)
     }
 
+    /// Reserves and returns the bytes of an image beside a volume's own. What the node keeps of a volume has its bytes
+    /// already. Fails with the reason of the refusal.
+    pub fn replica(&self, replica: &PoolReplica, pool: &PoolState) -> Result<Bytes, Explanation> {
+        let kind = match replica.spec.purpose {
+            ReplicaPurpose::Retained => ReservationKind::Adopted,
+            ReplicaPurpose::Incoming => {
+                if let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) {
+                    return Err(Explanation::new(why.reason(), why.to_string()));
+                }
+                ReservationKind::New
+            }
+        };
+        let size = replica.spec.size;
+        self.reserve(replica, pool, Reservation::for_replica(replica, size), kind)?;
+        Ok(size)
+    }
+
     /// Withdraws the reservation of an object whose status the API server has rejected.
     pub fn withdraw(&self, object: &impl HasImage) {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
@@ -179,11 +198,14 @@ impl Admission {
     pub fn drop_observed(&self, all: &HashMap<String, AssignedObjects>) {
         let volumes = by_uid(all.values().flat_map(AssignedObjects::volumes));
         let snapshots = by_uid(all.values().flat_map(AssignedObjects::snapshots));
+        let replicas = by_uid(all.values().flat_map(AssignedObjects::replicas));
         self.reservations
             .retain(|uid, reservation| match reservation.holder {
-                Holder::Volume => volumes
-                    .get(uid)
-                    .is_some_and(|volume| reservation.is_awaited_by_volume(volume)),
+                Holder::Volume => match (volumes.get(uid), replicas.get(uid)) {
+                    (Some(volume), _) => reservation.is_awaited_by_volume(volume),
+                    (None, Some(replica)) => phase(*replica) == ObjectPhase::Admit,
+                    (None, None) => false,
+                },
                 Holder::Snapshot { .. } => snapshots
                     .get(uid)
                     .is_some_and(|snapshot| reservation.is_awaited_by_snapshot(snapshot)),
@@ -236,10 +258,19 @@ fn ledger_of(
         Some(usable) => usable.statistics.empty,
         None => before.map_or(Bytes::ZERO, |before| before.empty),
     };
+    // Its bytes are in the reservation of the volume.
+    for replica in assigned.uncounted_replicas() {
+        pending.remove(replica.metadata.uid.as_deref().unwrap_or_default());
+    }
     let mut reservations = observed(assigned.volumes(), Reservation::for_volume, &mut pending);
     reservations.extend(observed(
         assigned.snapshots(),
         Reservation::for_snapshot,
+        &mut pending,
+    ));
+    reservations.extend(observed(
+        assigned.counted_replicas(),
+        Reservation::for_replica,
         &mut pending,
     ));
     let unclaimed = pool.usable().map_or(Bytes::ZERO, |usable| {

@@ -13,7 +13,7 @@ use std::{
 
 use cistern_client::own_writes::OwnWrites;
 use cistern_crds::{
-    HasImage, ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    HasImage, ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
     volume::ImageStatus,
 };
 use kube::{
@@ -36,17 +36,20 @@ pub struct Desired {
     pub(super) volumes: Store<Guarded<PoolVolume>>,
     pub(super) snapshots: Store<Guarded<PoolSnapshot>>,
     pub(super) groups: Store<Guarded<PoolSnapshotGroup>>,
+    pub(super) replicas: Store<Guarded<PoolReplica>>,
     transfers: Store<Guarded<ImageTransfer>>,
     own_writes: Arc<OwnWrites>,
 }
 
-/// The volumes and snapshots of one pool of this node.
+/// The volumes, snapshots and replicas of one pool of this node.
 #[derive(Clone, Debug, Default)]
 pub struct AssignedObjects {
     /// PoolVolumes of the pool.
     pub volumes: Vec<Arc<Guarded<PoolVolume>>>,
     /// PoolSnapshots of the pool.
     pub snapshots: Vec<Arc<Guarded<PoolSnapshot>>>,
+    /// PoolReplicas of the pool.
+    pub replicas: Vec<Arc<Guarded<PoolReplica>>>,
 }
 
 impl Desired {
@@ -55,7 +58,8 @@ impl Desired {
         self.node.wait_until_ready().await?;
         self.volumes.wait_until_ready().await?;
         self.snapshots.wait_until_ready().await?;
-        self.groups.wait_until_ready().await
+        self.groups.wait_until_ready().await?;
+        self.replicas.wait_until_ready().await
     }
 
     /// The StorageNode of this node; None if it does not exist.
@@ -78,6 +82,13 @@ impl Desired {
         self.transfers.state()
     }
 
+    /// The PoolReplicas of this node that this version can read.
+    pub fn replicas(&self) -> Vec<Arc<Guarded<PoolReplica>>> {
+        let mut replicas = self.replicas.state();
+        replicas.retain(|replica| readable(replica).is_some());
+        replicas
+    }
+
     /// Every PoolVolume of this node.
     pub fn volumes(&self) -> Vec<Arc<Guarded<PoolVolume>>> {
         self.volumes.state()
@@ -91,7 +102,7 @@ impl Desired {
         volumes.filter_map(|it| Volume::read(it).ok()).collect()
     }
 
-    /// The readable volumes and snapshots of this node, by name of the pool.
+    /// The readable volumes, snapshots and replicas of this node, by name of the pool.
     pub fn by_pool(&self) -> HashMap<String, AssignedObjects> {
         let mut all = HashMap::<String, AssignedObjects>::new();
         for object in self.volumes.state() {
@@ -106,6 +117,12 @@ impl Desired {
                 pool.snapshots.push(object);
             }
         }
+        for object in self.replicas() {
+            if let Some(replica) = readable(&object) {
+                let pool = all.entry(replica.spec.pool_name.clone()).or_default();
+                pool.replicas.push(object);
+            }
+        }
         all
     }
 
@@ -115,15 +132,18 @@ impl Desired {
         let named = |kind, name: String| format!("{kind} {name}");
         let volume = self.volumes.find(|object| object.0.is_err());
         let snapshot = || self.snapshots.find(|object| object.0.is_err());
+        let replica = || self.replicas.find(|object| object.0.is_err());
         volume
             .map(|volume| named("PoolVolume", name(&volume)))
             .or_else(|| snapshot().map(|snapshot| named("PoolSnapshot", name(&snapshot))))
+            .or_else(|| replica().map(|replica| named("PoolReplica", name(&replica))))
     }
 
     /// All objects of this node. None while one of them cannot be read, because it may claim any image.
     pub fn everything(
         &self,
     ) -> Option<(Vec<PoolVolume>, Vec<PoolSnapshot>, Vec<PoolSnapshotGroup>)> {
+        all(&self.replicas)?;
         Some((
             all(&self.volumes)?,
             all(&self.snapshots)?,
@@ -138,9 +158,9 @@ impl Desired {
 }
 
 impl AssignedObjects {
-    /// Whether the pool has neither volumes nor snapshots.
+    /// Whether the pool has neither volumes nor snapshots nor replicas.
     pub fn is_empty(&self) -> bool {
-        self.volumes.is_empty() && self.snapshots.is_empty()
+        self.volumes.is_empty() && self.snapshots.is_empty() && self.replicas.is_empty()
     }
 
     /// The readable volumes.
@@ -153,12 +173,39 @@ impl AssignedObjects {
         self.snapshots.iter().filter_map(|object| readable(object))
     }
 
+    /// The readable replicas.
+    pub fn replicas(&self) -> impl Iterator<Item = &PoolReplica> {
+        self.replicas.iter().filter_map(|object| readable(object))
+    }
+
+    /// The replicas whose image the ledger counts. It counts that of a volume with a reservation by itself, so a
+    /// volume that arrives or leaves is counted once at every moment.
+    pub fn counted_replicas(&self) -> impl Iterator<Item = &PoolReplica> {
+        self.replicas()
+            .filter(|replica| !self.counts_volume_of(replica))
+    }
+
+    /// The other replicas.
+    pub fn uncounted_replicas(&self) -> impl Iterator<Item = &PoolReplica> {
+        self.replicas()
+            .filter(|replica| self.counts_volume_of(replica))
+    }
+
+    fn counts_volume_of(&self, replica: &PoolReplica) -> bool {
+        let name = Some(&replica.spec.volume_name);
+        let is_its = |volume: &PoolVolume| volume.metadata.name.as_ref() == name;
+        self.volumes()
+            .any(|volume| is_its(volume) && volume.reserved().is_some())
+    }
+
     /// Names of the images that these objects claim: each its own, and the one that it has adopted.
     pub fn claimed_images(&self) -> HashSet<String> {
         let volumes = self.volumes().filter_map(ResourceExt::uid);
         let snapshots = self.snapshots().filter_map(ResourceExt::uid);
         let images = self.images().map(|image| image.uid.clone());
-        volumes.chain(snapshots).chain(images).collect()
+        let replicas = self.replicas().map(|replica| replica.spec.image.clone());
+        let own = volumes.chain(snapshots);
+        own.chain(images).chain(replicas).collect()
     }
 
     /// The images in the status of these objects.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
+use cistern_crds::{PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume};
 use kube::{ResourceExt as _, core::ClusterResourceScope};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -36,6 +36,11 @@ impl Kind for PoolSnapshot {
 impl Kind for PoolSnapshotGroup {
     const NOUN: &'static str = "group of snapshots";
     const CLAIM: &'static str = "VolumeGroupSnapshot";
+}
+
+impl Kind for PoolReplica {
+    const NOUN: &'static str = "replica";
+    const CLAIM: &'static str = "VolumeMove";
 }
 
 /// Kind and name of an object, for messages.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! StorageNode ──▶ pool reconcile ──▶ pools ──▶ report ──▶ StorageNode.status
-//! PoolVolume, PoolSnapshot(Group) ──▶ volume, snapshot ──▶ admission, pools ──▶ their status
+//! PoolVolume, PoolSnapshot(Group), PoolReplica ──▶ volume, snapshot, replica ──▶ admission, pools ──▶ their status
 //! periodic checks, Node service ──▶ observations, health ──▶ their status
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! disks ─▶ pools; report ─▶ admission, disks; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
 //! reconcile ─▶ work, outcome, report
 //! checks, allocations ─▶ progress; allocations ─▶ running
-//! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits, checks, allocations
+//! volume, snapshot, replica ─▶ plan, reconcile, admission, observations, io_limits, checks, allocations
 //! ```
 //!
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata. The state that
@@ -41,6 +41,7 @@ pub mod pools;
 pub mod problems;
 pub mod progress;
 pub mod reconcile;
+pub mod replica;
 pub mod report;
 pub mod running;
 pub mod snapshot;
@@ -124,6 +125,7 @@ impl Parts {
             work::run(&agent, watches.volumes),
             work::run(&agent, watches.snapshots),
             work::run(&agent, watches.groups),
+            work::run(&agent, watches.replicas),
             transfers::run(&agent, watches.transfers),
             ready,
         );

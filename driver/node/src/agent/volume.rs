@@ -5,6 +5,7 @@ pub mod disk;
 mod expand;
 mod identity;
 mod modify;
+mod moving;
 mod note;
 mod progress;
 pub mod status;
@@ -30,7 +31,7 @@ use super::{
 use crate::{
     blocking::on_host,
     image,
-    transfers::{self, NotCopied},
+    transfers::{self, NotCopied, Wanted},
     usage::Volume,
 };
 
@@ -55,6 +56,9 @@ impl Reconcile for PoolVolume {
         let (reconciliation, step) = (Reconciliation::of(agent, &*volume), plan::next(&volume));
         let pool = &volume.spec.pool_name;
         tracing::debug!(volume = reconciliation.name, pool, ?step, "reconciling");
+        if let Some(step) = moving::next_on(agent, &volume) {
+            return Box::pin(reconciliation.take_move_step(step)).await;
+        }
         match step {
             VolumeStep::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
             VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
@@ -105,7 +109,7 @@ impl Reconciliation<'_, PoolVolume> {
         };
         let image = image.map(|image| image.image);
         let admission = VolumeOutcome::Admitted { size, image };
-        self.prepare_admitted(&admission, VolumeStep::Make).await
+        Box::pin(self.prepare_admitted(&admission, VolumeStep::Make)).await
     }
 
     /// Writes an admission to the status, and does the step that it permits.
@@ -148,8 +152,12 @@ impl Reconciliation<'_, PoolVolume> {
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
+        let wanted = match Wanted::of_snapshot(self.object, source, snapshot) {
+            Ok(wanted) => wanted,
+            Err(error) => return self.end(failed(VolumeStep::Make, &error.into())).await,
+        };
         let target = (Arc::clone(&usable.pool), guard);
-        let receiving = transfers::receive(self.agent, self.object, (source, snapshot), target);
+        let receiving = transfers::receive(self.agent, &wanted, target);
         let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
             return Ok(Action::requeue(LOCKED));
         };

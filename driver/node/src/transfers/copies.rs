@@ -5,11 +5,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, HasImage as _, PoolVolume, Reason,
+    Bytes, Condition, ConditionType, Reason,
     condition::{self, ConditionUpdate},
 };
 use cistern_host::percent;
-use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
@@ -100,10 +99,14 @@ impl Copies {
         }
     }
 
-    /// The progress of the copy for a volume, if its status reports something else.
-    pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<CopyProgress> {
-        let progress = self.running.progress(&volume.name_any())?;
-        let reported = condition::find(volume.conditions(), ConditionType::Ready);
+    /// The progress of the copy for a volume, if these conditions report something else.
+    pub fn unreported_progress(
+        &self,
+        volume: &str,
+        conditions: &[Condition],
+    ) -> Option<CopyProgress> {
+        let progress = self.running.progress(volume)?;
+        let reported = condition::find(conditions, ConditionType::Ready);
         let message = finding(&progress).message;
         let is_reported = reported.is_some_and(|reported| reported.message == message);
         (!is_reported).then_some(progress)
@@ -185,8 +188,15 @@ pub fn finding(progress: &CopyProgress) -> ConditionUpdate {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{HasImage as _, PoolVolume};
+    use kube::ResourceExt as _;
+
     use super::*;
     use crate::testing::{admitted_volume, at};
+
+    fn unreported(copies: &Copies, volume: &PoolVolume) -> Option<CopyProgress> {
+        copies.unreported_progress(&volume.name_any(), volume.conditions())
+    }
 
     #[test]
     fn each_step_of_a_copy_is_reported_once_with_rate_and_time_left() {
@@ -195,10 +205,10 @@ mod tests {
         let what = "snapshot s of node w2".to_owned();
         let copy = copies.begin(&volume.name_any(), what, (Bytes::ZERO, size), at(0));
         let mut reported = |copies: &Copies| {
-            let finding = finding(&copies.unreported_progress(&volume)?);
+            let finding = finding(&unreported(copies, &volume)?);
             let status = volume.status.get_or_insert_default();
             condition::set(&mut status.conditions, &finding, None, at(0));
-            assert_eq!(copies.unreported_progress(&volume), None);
+            assert_eq!(unreported(copies, &volume), None);
             Some(finding.message)
         };
         let begun =
@@ -211,7 +221,7 @@ mod tests {
         copy.reached(size.0 / 4 + 1, 1 << 20, at(11));
         assert_eq!(reported(&copies), None);
         drop(copy);
-        assert_eq!(copies.unreported_progress(&admitted_volume()), None);
+        assert_eq!(unreported(&copies, &admitted_volume()), None);
     }
 
     #[test]
@@ -241,7 +251,7 @@ mod tests {
         let half = Bytes::mib(512);
         let copy = copies.begin(&volume.name_any(), "it".to_owned(), (half, size), at(0));
         copy.reached(size.0 / 4 * 3, 1 << 20, at(10));
-        let message = finding(&copies.unreported_progress(&volume).unwrap()).message;
+        let message = finding(&unreported(&copies, &volume).unwrap()).message;
         assert!(message.contains(": 75 % are done"), "{message}");
         assert!(message.contains("about 10 s are left"), "{message}");
     }

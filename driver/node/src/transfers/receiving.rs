@@ -1,42 +1,42 @@
-//! Receives the copy of a snapshot for a new volume. A volume on another node is copied from a snapshot of it.
+//! Receives the copy of a snapshot for a new volume, or of a volume that moves here. A clone of a volume on another
+//! node is copied from a snapshot of it.
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{ContentSource, Explanation, HasImage as _, PoolVolume, SourceKind};
+use cistern_crds::Explanation;
 use cistern_host::{
-    InvalidUid, Pool,
+    Pool,
     copy::{Chunk, CopyRequest, Incoming},
     image,
 };
 use cistern_transfer::{Fetch, fetch};
 use futures::StreamExt as _;
-use kube::ResourceExt as _;
 use tokio::sync::mpsc;
 
 use super::{
     copies::RunningCopy,
     route::{NotCopied, explanation, failed, route, unreachable},
+    wanted::Wanted,
 };
-use crate::{agent::Agent, blocking::on_host, image::name_of, locks::VolumeGuard};
+use crate::{agent::Agent, blocking::on_host, locks::VolumeGuard};
 
 /// Bytes of data after which a copy is synced: what is copied again after a crash.
 const SYNCED: u64 = 64 << 20;
 /// Chunks that wait to be written.
 const QUEUED: usize = 2;
 
-/// Receives the copy that a volume is made from, unless it is complete, or the snapshot is in this node's pools
-/// meanwhile. A complete copy needs neither its source nor its snapshot.
+/// Receives a copy, unless it is complete, or the snapshot is in this node's pools meanwhile. A complete copy needs
+/// no source.
 pub async fn receive(
     agent: &Agent,
-    volume: &PoolVolume,
-    copied: (&ContentSource, &str),
+    wanted: &Wanted,
     target: (Arc<Pool>, VolumeGuard),
 ) -> Result<(), NotCopied> {
-    let received = receive_rest(agent, volume, copied, target).await;
+    let received = receive_rest(agent, wanted, target).await;
     if received.is_ok() {
-        agent.transfers.copies.complete(&volume.name_any());
+        agent.transfers.copies.complete(&wanted.volume);
     }
     received
 }
@@ -44,63 +44,54 @@ pub async fn receive(
 /// Receives what is left of a copy.
 async fn receive_rest(
     agent: &Agent,
-    volume: &PoolVolume,
-    (source, snapshot): (&ContentSource, &str),
+    wanted: &Wanted,
     (pool, guard): (Arc<Pool>, VolumeGuard),
 ) -> Result<(), NotCopied> {
-    let uid = name_of(volume).map_err(|error| failed(&error))?;
-    let image = source
-        .image
-        .parse()
-        .map_err(|error: InvalidUid| failed(&error))?;
-    let (found_in, volume_uid) = (Arc::clone(&pool), uid.clone());
-    let is_received = on_host((), move || found_in.is_received(&volume_uid, &image)).await;
+    let (found_in, sought) = (Arc::clone(&pool), wanted.clone());
+    let is_received = on_host((), move || sought.is_received(&found_in)).await;
     let is_received = is_received
         .map_err(|error| failed(&error))?
         .map_err(|error| failed(&error))?;
     if is_received {
         return Ok(());
     }
-    let Some(route) = route(agent, volume, &source.image, snapshot).await? else {
+    let Some(route) = route(agent, wanted).await? else {
         return Ok(());
     };
-    let queued = agent.transfers.copies.queue(&volume.name_any());
+    let queued = agent.transfers.copies.queue(&wanted.volume);
     let _slot = agent.transfers.receiving.acquire().await;
     drop(queued);
-    let unreachable = |why: &str| unreachable(&route.node, snapshot, why);
+    let unreachable = |why: &str| unreachable(&route.node, wanted, why);
     let peer = (route.address, route.key);
-    let fetch = fetch(&agent.transfers.keys, peer, &volume.name_any()).await;
+    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume).await;
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
     let original = fetch.original().clone();
-    let is_it = original.identity.uid.as_str() == source.image
-        && original.identity.owner.snapshot().is_some()
-        && original.closed_for.is_none();
-    if !is_it {
+    if !wanted.is_offered(&original) {
         return Err(unreachable("it offers another image"));
     }
     // More than what is reserved would take the space of others.
-    if Some(original.size) > volume.reserved() {
+    if original.size > wanted.reserved {
         return Err(unreachable(
             "it offers an image that is larger than the volume",
         ));
     }
     let size = original.size;
     let request = CopyRequest {
-        volume: uid,
+        volume: wanted.copy.clone(),
         original,
-        extent_size: None,
+        extent_size: wanted.extent_size,
     };
     let opened = on_host((), move || pool.receive(&request)).await;
     let incoming = opened
         .map_err(|error| failed(&error))?
         .map_err(|error| failed(&error))?;
-    let what = what(source, &route.node);
+    let what = wanted.described(&route.node);
     let (now, copies) = (agent.node.now, &agent.transfers.copies);
     let extent = (incoming.written(), size);
-    let copy = copies.begin(&volume.name_any(), what, extent, now());
+    let copy = copies.begin(&wanted.volume, what, extent, now());
     tracing::info!(
-        volume = volume.name_any(),
-        snapshot,
+        volume = wanted.volume,
+        what = wanted.name(),
         node = route.node,
         from = extent.0.0,
         "a copy begins"
@@ -109,15 +100,6 @@ async fn receive_rest(
         Ok(()) => Ok(()),
         Err(Ended::Source(error)) => Err(unreachable(&Chain(&error).to_string())),
         Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
-    }
-}
-
-/// What is copied, for messages.
-fn what(source: &ContentSource, node: &str) -> String {
-    let name = &source.name;
-    match source.kind {
-        SourceKind::Snapshot => format!("snapshot {name} of node {node}"),
-        SourceKind::Volume => format!("a snapshot of volume {name} of node {node}"),
     }
 }
 

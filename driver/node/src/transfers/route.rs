@@ -1,17 +1,18 @@
-//! Where a snapshot is copied from, by the objects in the API server.
+//! Where an image is copied from, by the objects in the API server.
 
 use std::{net::SocketAddr, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::{
-    Explanation, HasImage as _, ImageTransfer, PoolSnapshot, PoolVolume, Reason, StorageNode,
-};
+use cistern_crds::{Explanation, HasImage as _, ImageTransfer, PoolSnapshot, Reason, StorageNode};
 use cistern_transfer::PublicKey;
-use kube::{Api, ResourceExt as _};
+use kube::Api;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::grants::key_of;
+use super::{
+    grants::key_of,
+    wanted::{Origin, Wanted},
+};
 use crate::agent::Agent;
 
 /// How long a read from the API server may take.
@@ -26,7 +27,7 @@ pub enum NotCopied {
     Later(Explanation),
 }
 
-/// Where a snapshot is copied from.
+/// Where an image is copied from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     /// Name of the node.
@@ -37,44 +38,34 @@ pub(super) struct Route {
     pub(super) key: PublicKey,
 }
 
-/// Where a snapshot is copied from; None if it is on this node meanwhile. Fails while the copy is not permitted, or
-/// the node cannot be reached.
-pub(super) async fn route(
-    agent: &Agent,
-    volume: &PoolVolume,
-    image: &str,
-    snapshot_name: &str,
-) -> Result<Option<Route>, NotCopied> {
-    let client = &agent.transfers.client;
-    let snapshot = get::<PoolSnapshot>(client, snapshot_name).await?;
-    let stays = |it: &PoolSnapshot| {
-        let is_it = it.image().is_some_and(|found| found.uid == image);
-        is_it && !it.spec.deletion_requested
+/// Where an image is copied from; None if the snapshot is on this node meanwhile. Fails while the copy is not
+/// permitted, or the node cannot be reached.
+pub(super) async fn route(agent: &Agent, wanted: &Wanted) -> Result<Option<Route>, NotCopied> {
+    let (client, here) = (&agent.transfers.client, &agent.node.name);
+    let home = match &wanted.origin {
+        Origin::Snapshot { name, .. } => Some(node_of(client, name, wanted).await?),
+        Origin::Move { .. } => None,
     };
-    let Some(snapshot) = snapshot.filter(stays) else {
-        let message = format!("snapshot {snapshot_name} is gone");
-        return Err(NotCopied::Gone(Explanation::new(
-            Reason::SourceMissing,
-            message,
-        )));
-    };
-    let node = snapshot.spec.node_name;
-    if node == agent.node.name {
+    if home.as_ref() == Some(here) {
         return Ok(None);
     }
-    let transfer = get::<ImageTransfer>(client, &volume.name_any()).await?;
+    let transfer = get::<ImageTransfer>(client, &wanted.volume).await?;
     let permits = |it: &ImageTransfer| {
-        let spec = &it.spec;
-        (&spec.source_node, &spec.target_node) == (&node, &agent.node.name)
-            && (spec.snapshot_name.as_deref(), &*spec.image) == (Some(snapshot_name), image)
+        let is_home = home
+            .as_ref()
+            .is_none_or(|home| it.spec.source_node == *home);
+        is_home && wanted.is_permitted(&it.spec, here)
     };
-    if !transfer.as_ref().is_some_and(permits) {
+    let Some(transfer) = transfer.filter(permits) else {
+        let from = home.map_or_else(String::new, |node| format!(" from node {node}"));
         let message = format!(
-            "the operator has not permitted yet that snapshot {snapshot_name} is copied from node {node}"
+            "the operator has not permitted yet that {} is copied{from}",
+            wanted.name()
         );
         return Err(NotCopied::Later(Explanation::new(Reason::Copying, message)));
-    }
-    let unreachable = |why: &str| unreachable(&node, snapshot_name, why);
+    };
+    let node = transfer.spec.source_node;
+    let unreachable = |why: &str| unreachable(&node, wanted, why);
     let Some(peer) = get::<StorageNode>(client, &node).await? else {
         return Err(unreachable("it has no StorageNode"));
     };
@@ -83,6 +74,26 @@ pub(super) async fn route(
     let address = address.ok_or_else(|| unreachable("its node plugin has no address"))?;
     let key = key_of(&peer).ok_or_else(|| unreachable("its node plugin has published no key"))?;
     Ok(Some(Route { node, address, key }))
+}
+
+/// The node that has a snapshot. Fails if the snapshot is gone, or is another one of this name.
+async fn node_of(
+    client: &kube::Client,
+    snapshot: &str,
+    wanted: &Wanted,
+) -> Result<String, NotCopied> {
+    let stays = |it: &PoolSnapshot| {
+        let is_it = it
+            .image()
+            .is_some_and(|found| found.uid == wanted.image.as_str());
+        is_it && !it.spec.deletion_requested
+    };
+    let found = get::<PoolSnapshot>(client, snapshot).await?;
+    let found = found.filter(stays).ok_or_else(|| {
+        let message = format!("snapshot {snapshot} is gone");
+        NotCopied::Gone(Explanation::new(Reason::SourceMissing, message))
+    })?;
+    Ok(found.spec.node_name)
 }
 
 async fn get<K>(client: &kube::Client, name: &str) -> Result<Option<K>, NotCopied>
@@ -101,10 +112,10 @@ where
     }
 }
 
-pub(super) fn unreachable(node: &str, snapshot: &str, why: &str) -> NotCopied {
-    let message = format!(
-        "node {node} cannot send snapshot {snapshot} now: {why}. The copy goes on when it can"
-    );
+pub(super) fn unreachable(node: &str, wanted: &Wanted, why: &str) -> NotCopied {
+    let what = wanted.name();
+    let message =
+        format!("node {node} cannot send {what} now: {why}. The copy goes on when it can");
     NotCopied::Later(Explanation::new(Reason::SourceUnreachable, message))
 }
 

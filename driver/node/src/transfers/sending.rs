@@ -3,18 +3,22 @@
 use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_host::copy::{Chunk, Outgoing};
+use cistern_crds::ReplicaPurpose;
+use cistern_host::{
+    Uid,
+    copy::{Chunk, Outgoing},
+};
 use cistern_transfer::{Data, Opened, PublicKey, Refused, Source};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use prometheus_client::metrics::counter::Counter;
 
 use crate::{
-    agent::{Agent, pools::Usable},
+    agent::{Agent, desired::readable, pools::Usable},
     blocking::on_host,
     metadata::{Snapshots, on_node::OnNode},
 };
 
-/// The snapshots of this node, for other nodes.
+/// The snapshots of this node, and the volumes that move away from it, for other nodes.
 #[derive(Debug)]
 pub struct Sending {
     agent: Arc<Agent>,
@@ -22,7 +26,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Sends the snapshots of an agent.
+    /// Sends the snapshots and the moving volumes of an agent.
     pub fn new(agent: Arc<Agent>, snapshots: OnNode) -> Self {
         Self { agent, snapshots }
     }
@@ -33,24 +37,49 @@ impl Sending {
         };
         let grant = self.agent.transfers.grants.get(transfer);
         let spec = grant.ok_or(Refused::NotGranted)?.spec;
-        let found = self.snapshots.find(&spec.snapshot_name).await;
-        let found = found.map_err(|error| unavailable(&error))?;
-        // A later snapshot of the same name is not granted.
-        if found.image.as_str() != spec.image {
-            return Err(Refused::NotGranted);
-        }
-        let (_, Usable { pool, .. }) = self.agent.pools.usable(&found.pool).map_err(|why| {
+        let (pool, image) = match (&spec.snapshot_name, &spec.move_uid) {
+            (Some(snapshot), _) => {
+                let found = self.snapshots.find(snapshot).await;
+                let found = found.map_err(|error| unavailable(&error))?;
+                // A later snapshot of the same name is not granted.
+                if found.image.as_str() != spec.image {
+                    return Err(Refused::NotGranted);
+                }
+                (found.pool, found.image)
+            }
+            (None, Some(by)) => self.retained(&spec.image, by).ok_or(Refused::NotGranted)?,
+            (None, None) => return Err(Refused::NotGranted),
+        };
+        let (_, Usable { pool, .. }) = self.agent.pools.usable(&pool).map_err(|why| {
             let why = crate::metadata::NotReady::from(why);
             unavailable(&why)
         })?;
-        let opened = on_host((), move || pool.send(&found.image, from)).await;
+        let opened = on_host((), move || pool.send(&image, from)).await;
         let outgoing = opened
             .map_err(|error| unavailable(&error))?
             .map_err(|error| unavailable(&error))?;
+        if outgoing.closed_for().map(Uid::as_str) != spec.move_uid.as_deref() {
+            return Err(Refused::NotGranted);
+        }
         Ok(Opened {
             original: outgoing.original().clone(),
             data: data(outgoing, self.agent.transfers.sent.clone()),
         })
+    }
+}
+
+impl Sending {
+    /// Pool and image of a volume that this node keeps for a move; none if it keeps no such image.
+    fn retained(&self, image: &str, by: &str) -> Option<(String, Uid)> {
+        let replicas = self.agent.desired.replicas();
+        let mut replicas = replicas.iter().filter_map(|replica| readable(replica));
+        let replica = replicas.find(|replica| {
+            let spec = &replica.spec;
+            spec.purpose == ReplicaPurpose::Retained
+                && (&*spec.image, &*spec.move_uid) == (image, by)
+                && !spec.deletion_requested
+        })?;
+        Some((replica.spec.pool_name.clone(), image.parse().ok()?))
     }
 }
 
@@ -69,7 +98,7 @@ impl Source for Sending {
     }
 }
 
-/// The chunks of a snapshot, whose bytes are counted. Each is read on request, on a thread of its own.
+/// The chunks of an image, whose bytes are counted. Each is read on request, on a thread of its own.
 fn data(outgoing: Outgoing, sent: Counter) -> Data {
     let chunks = stream::try_unfold(outgoing, async |mut outgoing| {
         let next = on_host((), move || {

@@ -1,6 +1,6 @@
 //! The bytes of a pool that the ledger sets aside for an object.
 
-use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning};
+use cistern_crds::{Bytes, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
 
 use crate::{
     agent::plan::{self, ObjectPhase, VolumeStep},
@@ -59,6 +59,15 @@ impl Reservation {
             holder: Holder::Snapshot { source },
             size,
             provisioning: snapshot.spec.provisioning,
+        }
+    }
+
+    /// The reservation of an image beside a volume's own. It counts as a volume.
+    pub fn for_replica(replica: &PoolReplica, size: Bytes) -> Self {
+        Self {
+            holder: Holder::Volume,
+            size,
+            provisioning: replica.spec.provisioning,
         }
     }
 

@@ -6,7 +6,9 @@ use cistern_client::{
     own_writes::{OwnWrites, versions},
     watches,
 };
-use cistern_crds::{ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
+use cistern_crds::{
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+};
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Client,
@@ -35,6 +37,8 @@ pub struct Watches {
     pub snapshots: Changes<Guarded<PoolSnapshot>>,
     /// The watch of its PoolSnapshotGroups.
     pub groups: Changes<Guarded<PoolSnapshotGroup>>,
+    /// The watch of its PoolReplicas.
+    pub replicas: Changes<Guarded<PoolReplica>>,
     /// The watch of the ImageTransfers whose source is this node.
     pub transfers: Changes<Guarded<ImageTransfer>>,
 }
@@ -49,6 +53,7 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
     // An installation of an older version lacks these kinds, and its volumes must work.
     let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let (groups, group_changes) = observe(client, &ours, Definition::Optional, &own_writes);
+    let (replicas, replica_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let sent = format!("spec.sourceNode={node_name}");
     let (transfers, transfer_changes) = observe(client, &sent, Definition::Optional, &own_writes);
     let desired = Desired {
@@ -57,6 +62,7 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
         volumes,
         snapshots,
         groups,
+        replicas,
         transfers,
         own_writes,
     };
@@ -65,6 +71,7 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
         volumes: volume_changes,
         snapshots: snapshot_changes,
         groups: group_changes,
+        replicas: replica_changes,
         transfers: transfer_changes,
     };
     (desired, watches)

@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 
 use crate::{agent::Agent, blocking::on_host};
 
-/// Begins to remove the copies that no PoolVolume of the node is made from. One that is received stays. Nothing
+/// Begins to remove the copies of snapshots that no PoolVolume of the node is made from. One that is received stays. Nothing
 /// waits for it, because a disk may hang; a call while an earlier one works does nothing.
 pub(super) fn begin(agent: &Arc<Agent>) {
     if let Ok(working) = Arc::clone(&agent.drift.copies_lock).try_lock_owned() {
@@ -36,7 +36,7 @@ async fn remove_unclaimed(agent: &Agent) {
         // Read after the list: the volume of each copy was known before the copy began.
         let volumes = agent.desired.volumes();
         let known: HashSet<String> = volumes.iter().filter_map(|it| it.uid()).collect();
-        // A volume that moves here is still on another node, and its copy is not removed here.
+        // The copy of a volume that moves here belongs to a PoolReplica, and only that one removes it.
         let of_snapshots = listed.into_iter().filter(|it| it.closed_for.is_none());
         let unclaimed = of_snapshots
             .map(|copy| copy.volume)

@@ -250,6 +250,7 @@ mod tests {
             snapshots: snapshots
                 .map(|it| Arc::new(DeserializeGuard(Ok(it))))
                 .collect(),
+            replicas: Vec::new(),
         }
     }
 

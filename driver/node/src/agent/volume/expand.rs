@@ -27,6 +27,6 @@ impl Reconciliation<'_, PoolVolume> {
         }
         let size = self.object.spec.size;
         let admission = VolumeOutcome::Own(Own::GrowthAdmitted { size });
-        self.prepare_admitted(&admission, VolumeStep::Grow).await
+        Box::pin(self.prepare_admitted(&admission, VolumeStep::Grow)).await
     }
 }

@@ -46,7 +46,7 @@ impl Reconciliation<'_, PoolVolume> {
             return self.finish(VolumeOutcome::Own(refusal)).await;
         }
         let admission = VolumeOutcome::Own(Own::AttributesAdmitted);
-        self.prepare_admitted(&admission, VolumeStep::Keep).await
+        Box::pin(self.prepare_admitted(&admission, VolumeStep::Keep)).await
     }
 
     fn is_thick(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use cistern_crds::PoolVolume;
+use cistern_crds::{HasImage as _, PoolVolume};
 use kube::ResourceExt as _;
 
 use super::status::{Own, VolumeOutcome};
@@ -24,7 +24,7 @@ pub(super) async fn note<'a>(
         agent
             .transfers
             .copies
-            .unreported_progress(volume)
+            .unreported_progress(&volume.name_any(), volume.conditions())
             .map(Own::Copying),
         agent
             .allocations

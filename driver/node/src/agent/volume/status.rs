@@ -4,11 +4,13 @@ mod conditions;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, Explanation, PoolVolume, PoolVolumeStatus, VolumeProblem,
+    Bytes, ConditionType, Explanation, FenceStatus, PoolVolume, PoolVolumeStatus, VolumeProblem,
     condition::ConditionUpdate,
 };
 
-use self::conditions::{attributes_applied, checking, copying, expanded, healthy, limits_enforced};
+use self::conditions::{
+    attributes_applied, checking, copying, expanded, healthy, limits_enforced, moving,
+};
 use crate::{
     agent::{
         checks::CheckProgress,
@@ -59,6 +61,13 @@ pub enum Own {
     Copying(CopyProgress),
     /// Whether the limits of its I/O are in force.
     Limits(ConditionUpdate),
+    /// The image is closed for a move, in this state.
+    Fenced {
+        /// The state.
+        fence: FenceStatus,
+        /// Name of the node that it moves to.
+        to: String,
+    },
 }
 
 /// The conditions of a volume.
@@ -97,6 +106,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
             status.attributes.get_or_insert(volume.spec.attributes);
             status.image = Some(image.image.clone());
             (status.epoch, status.takeovers) = (volume.spec.epoch, image.takeovers);
+            status.fence = None;
             // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);
@@ -117,6 +127,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         // Applies also if the disk lacked the reserved space.
         VolumeOutcome::Own(Own::GrowthRefused(_)) => status.reserved = status.size,
         VolumeOutcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
+        VolumeOutcome::Own(Own::Fenced { fence, .. }) => status.fence = Some(fence.clone()),
         VolumeOutcome::Rested
         | VolumeOutcome::Own(
             Own::NotGrown { .. }
@@ -139,6 +150,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         healthy(&status, outcome),
         checking(&status, outcome),
         copying(outcome),
+        moving(outcome),
     ];
     apply_outcome(
         &mut status.conditions,

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{OwnWrites, Rejection, Retries};
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, names::AGENT_MANAGER};
+use cistern_crds::{
+    PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, names::AGENT_MANAGER,
+};
 use kube::{
     Api, Client, ResourceExt as _,
     api::PostParams,
@@ -51,6 +53,8 @@ pub struct WorkQueues {
     pub snapshots: Work<PoolSnapshot>,
     /// The queue of the PoolSnapshotGroups.
     pub groups: Work<PoolSnapshotGroup>,
+    /// The queue of the PoolReplicas.
+    pub replicas: Work<PoolReplica>,
 }
 
 impl WorkQueues {
@@ -61,6 +65,7 @@ impl WorkQueues {
             volumes: Work::new(client, desired.volumes.clone(), own_writes),
             snapshots: Work::new(client, desired.snapshots.clone(), own_writes),
             groups: Work::new(client, desired.groups.clone(), own_writes),
+            replicas: Work::new(client, desired.replicas.clone(), own_writes),
         }
     }
 }

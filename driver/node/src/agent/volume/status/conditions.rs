@@ -2,7 +2,7 @@
 //! change.
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason,
+    ConditionStatus, ConditionType, FenceState, PoolVolume, PoolVolumeStatus, Reason,
     condition::{self, ConditionUpdate},
     health,
 };
@@ -39,6 +39,21 @@ pub(super) fn copying(outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
         VolumeOutcome::Own(Own::Copying(progress)) => Some(transfers::finding(progress)),
         _ => None,
     }
+}
+
+/// The update of `Ready` for a volume that is closed for a move; None for no change.
+pub(super) fn moving(outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    let VolumeOutcome::Own(Own::Fenced { fence, to }) = outcome else {
+        return None;
+    };
+    let message = match fence.state {
+        FenceState::Closing => format!(
+            "the volume moves to node {to} once no pod uses it: the pods that use it keep it, and no other pod gets it"
+        ),
+        FenceState::Closed => format!("the volume is closed, and moves to node {to}"),
+    };
+    let (kind, reason) = (ConditionType::Ready, Reason::Moving);
+    Some(ConditionUpdate::new(kind, false, reason, message))
 }
 
 /// The update of `AttributesApplied` for an outcome; None for no change. `status` has the admitted

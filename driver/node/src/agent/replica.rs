@@ -1,0 +1,217 @@
+//! Images beside a volume's own: the copy on the node that a volume moves to, and what the node keeps that it moves
+//! away from.
+//!
+//! ```text
+//! Incoming: reserve ─▶ receive, once the volume is closed and an ImageTransfer permits it ─▶ complete
+//! Retained: reserve
+//! deletion requested ─▶ ask the API server whether the volume needs the image ─▶ remove it
+//! ```
+//!
+//! The copy becomes the volume's own when the volume names this node (`volume/moving.rs`).
+//!
+//! *Invariants:* a copy that was complete is never begun again. An image is removed only for
+//! `spec.deletionRequested`, and only while the volume does not need it, by the API server and not by the watch.
+
+mod remove;
+pub mod status;
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use cistern_client::Chain;
+use cistern_crds::{Explanation, PoolReplica, PoolReplicaStatus, Reason, ReplicaPurpose};
+use cistern_host::Owner;
+use kube::runtime::controller::Action;
+use tokio::time::sleep;
+
+use self::status::{Own, ReplicaOutcome};
+use super::{
+    Agent,
+    kind::Kind as _,
+    plan::{ObjectPhase, phase},
+    reconcile::{LOCKED, ReconciledImage, Reconciliation},
+    work::{Error, Reconcile, Work},
+};
+use crate::{
+    blocking::on_host,
+    image::{Difference, Image, ImageObject},
+    transfers::{self, NotCopied, Wanted},
+};
+
+/// How long a copy waits that is not permitted yet.
+const NOT_PERMITTED: Duration = Duration::from_secs(1);
+/// How long a copy waits whose source cannot send it.
+const NOT_COPIED: Duration = Duration::from_secs(5);
+/// Interval at which the progress of a copy is reported.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How often a complete copy is looked for.
+const PERIOD: Duration = Duration::from_mins(10);
+
+impl Reconcile for PoolReplica {
+    fn pool(&self) -> Option<&str> {
+        Some(&self.spec.pool_name)
+    }
+
+    fn work(agent: &Agent) -> &Work<Self> {
+        &agent.work.replicas
+    }
+
+    async fn reconcile(agent: &Agent, replica: &Self) -> Result<Action, Error> {
+        let (reconciliation, phase) = (Reconciliation::of(agent, replica), phase(replica));
+        let pool = &replica.spec.pool_name;
+        tracing::debug!(replica = reconciliation.name, pool, ?phase, "reconciling");
+        match phase {
+            ObjectPhase::Rest => reconciliation.end(ReplicaOutcome::Rested).await,
+            ObjectPhase::Admit => reconciliation.admit().await,
+            ObjectPhase::Admitted => match replica.spec.purpose {
+                ReplicaPurpose::Retained => {
+                    reconciliation.end(ReplicaOutcome::Own(Own::Kept)).await
+                }
+                ReplicaPurpose::Incoming if replica.is_complete() => reconciliation.keep().await,
+                ReplicaPurpose::Incoming => Box::pin(reconciliation.receive()).await,
+            },
+            ObjectPhase::Reclaim => reconciliation.remove().await,
+        }
+    }
+}
+
+impl ImageObject for PoolReplica {
+    fn noun() -> &'static str {
+        Self::NOUN
+    }
+
+    fn volume(&self) -> String {
+        self.spec.volume_name.clone()
+    }
+
+    fn is_named(&self, owner: &Owner) -> bool {
+        owner.volume() == Some(&self.spec.volume_name)
+    }
+
+    // The volume compares the image with its spec once it is its own.
+    fn is_served_by(&self, _: &Image) -> Result<(), Difference> {
+        Ok(())
+    }
+}
+
+impl ReconciledImage for PoolReplica {
+    type Own = Own;
+
+    fn status_after(&self, outcome: &ReplicaOutcome, now: DateTime<Utc>) -> PoolReplicaStatus {
+        status::after(self, outcome, now)
+    }
+}
+
+impl Reconciliation<'_, PoolReplica> {
+    /// Reserves the bytes of the image, or refuses it.
+    async fn admit(&self) -> Result<Action, Error> {
+        let pool_state = match self.pool() {
+            Ok((pool_state, _)) => pool_state,
+            Err(why) => return self.refuse(ReplicaOutcome::Refused(why)).await,
+        };
+        let size = match self.agent.admission.replica(self.object, &pool_state) {
+            Ok(size) => size,
+            Err(why) => return self.refuse(ReplicaOutcome::Refused(why)).await,
+        };
+        // The watch shows the reservation and so triggers the next step.
+        let admitted = ReplicaOutcome::Admitted { size, image: None };
+        self.write_reservation(&admitted).await?;
+        Ok(Action::await_change())
+    }
+
+    /// Receives the copy of the volume.
+    async fn receive(&self) -> Result<Action, Error> {
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(why) => return self.end(ReplicaOutcome::NotReady(why)).await,
+        };
+        let wanted = match Wanted::of_replica(self.object) {
+            Ok(wanted) => wanted,
+            Err(error) => return self.end(invalid(&error)).await,
+        };
+        let Some(guard) = self.agent.locks.try_lock(&self.object.spec.volume_name) else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let target = (Arc::clone(&usable.pool), guard);
+        let receiving = transfers::receive(self.agent, &wanted, target);
+        let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let reported = Reconciliation::of(self.agent, &object);
+        let (why, wait) = match received {
+            Ok(()) => return reported.end(ReplicaOutcome::Own(Own::Complete)).await,
+            Err(NotCopied::Later(why)) if why.reason == Reason::Copying => (why, NOT_PERMITTED),
+            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => (why, NOT_COPIED),
+        };
+        tracing::info!(replica = self.name, %why, "the copy waits");
+        match reported.write(&ReplicaOutcome::NotReady(why)).await? {
+            Some(_) => Ok(Action::requeue(wait)),
+            None => Ok(Action::await_change()),
+        }
+    }
+
+    /// Waits for a copy and reports its progress. Returns the object as it was last written; None if another client
+    /// has changed it: the next reconcile goes on.
+    async fn report_while<T>(&self, work: impl Future<Output = T>) -> Option<(T, PoolReplica)> {
+        let (mut work, mut object) = (pin!(work), self.object.clone());
+        loop {
+            tokio::select! {
+                done = &mut work => return Some((done, object)),
+                () = sleep(INTERVAL) => {}
+            }
+            let copies = &self.agent.transfers.copies;
+            let volume = &object.spec.volume_name;
+            let conditions = object.status.as_ref().map_or(&[][..], |it| &it.conditions);
+            let Some(progress) = copies.unreported_progress(volume, conditions) else {
+                continue;
+            };
+            let reporting = Reconciliation::of(self.agent, &object);
+            let copying = ReplicaOutcome::Own(Own::Copying(progress));
+            match reporting.write(&copying).await {
+                Ok(written) => object = written?,
+                Err(error) => {
+                    let (replica, error) = (&self.name, Chain(&error));
+                    tracing::warn!(replica, %error, "cannot report the progress");
+                }
+            }
+        }
+    }
+
+    /// Looks for a complete copy. It is the volume's own image once the volume has moved.
+    async fn keep(&self) -> Result<Action, Error> {
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(why) => return self.end(ReplicaOutcome::NotReady(why)).await,
+        };
+        let wanted = match Wanted::of_replica(self.object) {
+            Ok(wanted) => wanted,
+            Err(error) => return self.end(invalid(&error)).await,
+        };
+        let permit = self.permit().await;
+        let looking = on_host(permit, move || wanted.is_received(&usable.pool));
+        let found = looking.await.map_err(|source| self.broken(source))?;
+        let outcome = match found {
+            Ok(true) => ReplicaOutcome::Own(Own::Complete),
+            Ok(false) => {
+                let message = "the complete copy is missing in the pool";
+                ReplicaOutcome::NotReady(Explanation::new(Reason::ImageMissing, message))
+            }
+            Err(error) => {
+                let why = Chain(&error).to_string();
+                ReplicaOutcome::NotReady(Explanation::new(Reason::ProvisioningFailed, why))
+            }
+        };
+        let is_complete = matches!(outcome, ReplicaOutcome::Own(_));
+        let action = self.end(outcome).await?;
+        Ok(if is_complete {
+            Action::requeue(PERIOD)
+        } else {
+            action
+        })
+    }
+}
+
+fn invalid(error: &cistern_host::InvalidUid) -> ReplicaOutcome {
+    let why = Explanation::new(Reason::IdentityConflict, Chain(error).to_string());
+    ReplicaOutcome::NotReady(why)
+}

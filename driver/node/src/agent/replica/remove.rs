@@ -1,0 +1,186 @@
+//! Removes the image of a replica whose spec requests it.
+
+use std::sync::Arc;
+
+use cistern_client::Chain;
+use cistern_crds::{Explanation, PoolReplica, PoolVolume, Reason, ReplicaPurpose};
+use cistern_host::{InvalidUid, Pool, Uid, image};
+use kube::runtime::controller::Action;
+use tokio::time::timeout;
+
+use super::status::ReplicaOutcome;
+use crate::{
+    agent::{
+        reconcile::{LOCKED, Reconciliation},
+        work::Error,
+    },
+    blocking::on_host,
+};
+
+/// How long a read from the API server may take.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Why the image of a replica stays.
+#[derive(Debug, thiserror::Error)]
+enum Stays {
+    #[error("the custom resource has an invalid UID")]
+    Uid(#[from] InvalidUid),
+    #[error(transparent)]
+    Image(#[from] image::Error),
+}
+
+impl Reconciliation<'_, PoolReplica> {
+    /// Removes the image, unless the volume needs it.
+    pub(super) async fn remove(&self) -> Result<Action, Error> {
+        let kept = |message: String| {
+            ReplicaOutcome::NotReclaimed(Explanation::new(Reason::ReclaimFailed, message))
+        };
+        // The watch may be older than a commit or an undo.
+        let name = &self.object.spec.volume_name;
+        let volume = match timeout(PATIENCE, self.agent.fetch(name)).await {
+            Ok(Ok(volume)) => volume,
+            Ok(Err(error)) => {
+                let why = format!("cannot read PoolVolume {name}: {}", Chain(&error));
+                return self.end(kept(why)).await;
+            }
+            Err(_) => {
+                let why = format!("cannot read PoolVolume {name}: the API server does not answer");
+                return self.end(kept(why)).await;
+            }
+        };
+        if let Some(why) = needed_by(self.object, volume.as_ref()) {
+            let why = Explanation::new(Reason::InUse, why);
+            return self.end(ReplicaOutcome::NotReclaimed(why)).await;
+        }
+        let is_here = volume.is_some_and(|it| it.spec.node_name == self.object.spec.node_name);
+        let pool = match self.pool() {
+            Ok((_, usable)) => Arc::clone(&usable.pool),
+            Err(why) => return self.end(kept(why.message)).await,
+        };
+        let permit = self.permit().await;
+        let Some(guard) = self.agent.locks.try_lock(name) else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let replica = self.object.clone();
+        let removing = on_host((permit, guard), move || remove(&pool, &replica, is_here));
+        match removing.await.map_err(|source| self.broken(source))? {
+            Ok(()) => {
+                let (replica, purpose) = (&self.name, self.object.spec.purpose);
+                tracing::info!(replica, ?purpose, "removed the image as requested");
+                self.end(ReplicaOutcome::Reclaimed).await
+            }
+            Err(error) => self.end(kept(Chain(&error).to_string())).await,
+        }
+    }
+}
+
+/// Why a volume, as the API server has it, needs the image of a replica; None if it does not.
+fn needed_by(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Option<String> {
+    let volume = volume?;
+    let (spec, status) = (&volume.spec, volume.status.as_ref());
+    let name = &replica.spec.volume_name;
+    let is_reported = status.is_some_and(|status| status.epoch == spec.epoch);
+    let is_here = spec.node_name == replica.spec.node_name;
+    let is_moving = spec
+        .target
+        .as_ref()
+        .is_some_and(|target| target.move_uid == replica.spec.move_uid);
+    if is_moving {
+        return Some(format!("volume {name} still moves"));
+    }
+    let needs = match replica.spec.purpose {
+        // The copy is opened first, or the image that was closed.
+        _ if is_here => !is_reported,
+        ReplicaPurpose::Incoming => false,
+        ReplicaPurpose::Retained => spec.epoch <= replica.spec.epoch || !is_reported,
+    };
+    needs.then(|| {
+        let node = &spec.node_name;
+        format!("volume {name} is not ready on node {node} yet")
+    })
+}
+
+/// Removes the image. If the volume is on this node, its own image has the same name and is neither closed nor a
+/// copy.
+fn remove(pool: &Pool, replica: &PoolReplica, is_here: bool) -> Result<(), Stays> {
+    let image: Uid = replica.spec.image.parse()?;
+    let by: Uid = replica.spec.move_uid.parse()?;
+    match replica.spec.purpose {
+        ReplicaPurpose::Incoming => pool.remove_copy(&image, &by)?,
+        ReplicaPurpose::Retained if is_here => {}
+        ReplicaPurpose::Retained => pool.remove_closed(&image, &by)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, MoveTarget, PoolReplicaSpec, Provisioning};
+
+    use super::*;
+    use crate::testing::ready_volume;
+
+    /// A replica of `ready_volume`, which is on node-1 and moves to node-2 from epoch 0.
+    fn replica(purpose: ReplicaPurpose) -> PoolReplica {
+        let (node, epoch) = match purpose {
+            ReplicaPurpose::Retained => ("node-1", 0),
+            ReplicaPurpose::Incoming => ("node-2", 1),
+        };
+        PoolReplica::desired(PoolReplicaSpec {
+            volume_name: "pvc-1".to_owned(),
+            image: "uid-1".to_owned(),
+            node_name: node.to_owned(),
+            pool_name: "fast".to_owned(),
+            epoch,
+            purpose,
+            move_uid: "move-1".to_owned(),
+            size: Bytes::gib(1),
+            provisioning: Provisioning::Thin,
+            extent_size: None,
+            deletion_requested: true,
+        })
+    }
+
+    fn volume(node: &str, epoch: u32, reported: u32, is_moving: bool) -> PoolVolume {
+        let mut volume = ready_volume();
+        volume.spec.node_name = node.to_owned();
+        volume.spec.epoch = epoch;
+        volume.spec.target = is_moving.then(|| MoveTarget {
+            node_name: "node-2".to_owned(),
+            move_uid: "move-1".to_owned(),
+        });
+        volume.status.as_mut().unwrap().epoch = reported;
+        volume
+    }
+
+    #[test]
+    fn an_image_stays_as_long_as_the_volume_needs_it() {
+        use ReplicaPurpose::{Incoming, Retained};
+
+        let needs = |purpose, volume: PoolVolume| needed_by(&replica(purpose), Some(&volume));
+        let moving = volume("node-1", 0, 0, true);
+        assert_eq!(
+            needs(Retained, moving.clone()).unwrap(),
+            "volume pvc-1 still moves"
+        );
+        assert!(needs(Incoming, moving).is_some());
+        // Committed, and not opened yet.
+        let committed = volume("node-2", 1, 0, false);
+        assert_eq!(
+            needs(Retained, committed.clone()).unwrap(),
+            "volume pvc-1 is not ready on node node-2 yet"
+        );
+        assert!(needs(Incoming, committed).is_some());
+        let moved = volume("node-2", 1, 1, false);
+        assert_eq!(needs(Retained, moved.clone()), None);
+        assert_eq!(needs(Incoming, moved), None);
+        // Undone, and not opened again yet.
+        let undone = volume("node-1", 1, 0, false);
+        assert!(needs(Retained, undone.clone()).is_some());
+        assert_eq!(needs(Incoming, undone), None);
+        assert_eq!(needs(Retained, volume("node-1", 1, 1, false)), None);
+        // Never declared, and not cancelled: the volume is where it was.
+        assert_eq!(needs(Retained, volume("node-1", 0, 0, false)), None);
+        assert_eq!(needed_by(&replica(Retained), None), None);
+    }
+}

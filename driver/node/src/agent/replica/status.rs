@@ -1,0 +1,62 @@
+//! The status of a replica. Pure.
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{ConditionType, PoolReplica, PoolReplicaStatus, condition::ConditionUpdate};
+
+use crate::{
+    agent::outcome::{self, apply_outcome},
+    transfers::{CopyProgress, finding},
+};
+
+/// The outcome of a reconcile step of a replica.
+pub type ReplicaOutcome = outcome::ImageOutcome<Own>;
+
+/// Outcomes that only replicas have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// The node keeps the image of the volume.
+    Kept,
+    /// Progress of the copy.
+    Copying(CopyProgress),
+    /// The copy has all data of the volume.
+    Complete,
+}
+
+/// The conditions of a replica.
+const CONDITIONS: [ConditionType; 4] = [
+    ConditionType::Ready,
+    ConditionType::Admitted,
+    ConditionType::Reclaimed,
+    ConditionType::DeletionHeld,
+];
+
+/// The status of a replica after a step. Equal to the previous one if nothing changed.
+pub fn after(
+    replica: &PoolReplica,
+    outcome: &ReplicaOutcome,
+    now: DateTime<Utc>,
+) -> PoolReplicaStatus {
+    let mut status = replica.status.clone().unwrap_or_default();
+    let mut own = None;
+    match outcome {
+        ReplicaOutcome::Admitted { size, .. } => status.reserved = Some(*size),
+        ReplicaOutcome::Refused(_) | ReplicaOutcome::Reclaimed => status.reserved = None,
+        ReplicaOutcome::Own(Own::Kept) => {
+            own = Some(ConditionUpdate::reconciled(ConditionType::Ready));
+        }
+        ReplicaOutcome::Own(Own::Complete) => {
+            status.complete = true;
+            own = Some(ConditionUpdate::reconciled(ConditionType::Ready));
+        }
+        ReplicaOutcome::Own(Own::Copying(progress)) => own = Some(finding(progress)),
+        ReplicaOutcome::Rested
+        | ReplicaOutcome::Ready(_)
+        | ReplicaOutcome::NotReady(_)
+        | ReplicaOutcome::DeletionCommitted
+        | ReplicaOutcome::NotReclaimed(_) => {}
+    }
+    status.observed_generation = replica.metadata.generation;
+    let conditions = &mut status.conditions;
+    apply_outcome(conditions, replica, outcome, own, &CONDITIONS, now);
+    status
+}

@@ -1,0 +1,292 @@
+//! What becomes of a volume that moves: its image is closed on the node that it leaves, and its copy is opened on the
+//! node that it moves to. If the move is undone, the image is opened again.
+//!
+//! ```text
+//! target declared ─▶ closing ─▶ (status) ─▶ closed, once nothing has it attached ─▶ (status)
+//! the spec names this node, which has the complete copy ─▶ the copy becomes the image
+//! the target is gone, and the spec still names this node ─▶ the image is opened again
+//! ```
+//!
+//! *Invariant:* each state is on the disk before the status reports it, because the operator acts on the status.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_client::Chain;
+use cistern_crds::{
+    Explanation, FenceState, FenceStatus, PoolReplica, PoolVolume, PoolVolumeStatus,
+    volume::ImageStatus,
+};
+use cistern_host::{Pool, Uid, image::Error as HostError};
+use kube::{ResourceExt as _, runtime::controller::Action};
+
+use super::status::{Own, VolumeOutcome};
+use crate::{
+    agent::{
+        Agent,
+        desired::readable,
+        plan::{self, VolumeStep},
+        reconcile::{LOCKED, Reconciliation},
+        work::Error,
+    },
+    blocking::on_host,
+    image::{self, name_of},
+};
+
+/// When to try again to close an image that is attached. Unstaging triggers it, too.
+const ATTACHED: Duration = Duration::from_secs(2);
+
+/// What a move demands of a volume on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MoveStep {
+    /// Close its image to the next state.
+    Close {
+        /// UID of the VolumeMove.
+        by: String,
+        /// Name of the node that it moves to.
+        to: String,
+    },
+    /// Open its image again: the move was undone.
+    Reopen {
+        /// UID of the VolumeMove.
+        by: String,
+    },
+    /// Make its copy the image: the volume has moved here.
+    Open {
+        /// UID of the VolumeMove.
+        by: String,
+    },
+}
+
+/// The next step of a move, if the volume moves. What is being made or grown is finished before.
+pub(super) fn next<'a>(
+    volume: &PoolVolume,
+    mut replicas: impl Iterator<Item = &'a PoolReplica>,
+) -> Option<MoveStep> {
+    let status = volume.status.as_ref()?;
+    let is_reported = status.epoch == volume.spec.epoch;
+    if let Some(target) = &volume.spec.target {
+        let is_made = !matches!(plan::next(volume), VolumeStep::Make | VolumeStep::Grow);
+        return (is_reported && is_made).then(|| MoveStep::Close {
+            by: target.move_uid.clone(),
+            to: target.node_name.clone(),
+        });
+    }
+    if is_reported {
+        return None;
+    }
+    let name = volume.name_any();
+    let is_its_copy = |it: &PoolReplica| it.is_copy_for(&name, volume.spec.epoch);
+    if let Some(copy) = replicas.find(|it| is_its_copy(it) && it.is_complete()) {
+        let by = copy.spec.move_uid.clone();
+        return Some(MoveStep::Open { by });
+    }
+    let by = status.fence.as_ref()?.move_uid.clone();
+    Some(MoveStep::Reopen { by })
+}
+
+/// The next step of a move, by the replicas of this node.
+pub(super) fn next_on(agent: &Agent, volume: &PoolVolume) -> Option<MoveStep> {
+    let replicas = agent.desired.replicas();
+    next(volume, replicas.iter().filter_map(|it| readable(it)))
+}
+
+impl Reconciliation<'_, PoolVolume> {
+    /// Takes a step of a move.
+    pub(super) async fn take_move_step(&self, step: MoveStep) -> Result<Action, Error> {
+        match step {
+            MoveStep::Close { by, to } => self.close(by, to).await,
+            MoveStep::Reopen { by } => {
+                let step = move |pool: &Pool, uid: &Uid| {
+                    pool.reopen(uid, &by.parse()?)?;
+                    Ok(())
+                };
+                match self.on_image(step).await? {
+                    Ok(((), _)) => Box::pin(self.prepare_here(VolumeStep::Keep)).await,
+                    Err(action) => Ok(action),
+                }
+            }
+            MoveStep::Open { by } => self.open(by).await,
+        }
+    }
+
+    /// Closes the image to the next state, and reports it.
+    async fn close(&self, by: String, to: String) -> Result<Action, Error> {
+        let reported = self.object.status.as_ref().and_then(|it| it.fence.as_ref());
+        let reported = reported.filter(|fence| fence.move_uid == by);
+        let state = match reported.map(|fence| fence.state) {
+            None => FenceState::Closing,
+            Some(FenceState::Closing) => FenceState::Closed,
+            Some(FenceState::Closed) => return self.end(VolumeOutcome::Rested).await,
+        };
+        let move_uid = by.clone();
+        let step = move |pool: &Pool, uid: &Uid| {
+            let by = by.parse()?;
+            let closed = match state {
+                FenceState::Closing => pool.begin_closing(uid, &by),
+                FenceState::Closed => pool.close(uid, &by),
+            };
+            match closed {
+                // Pods still use it.
+                Err(HostError::InUse { .. }) if state == FenceState::Closed => Ok(false),
+                closed => Ok(closed.map(|()| true)?),
+            }
+        };
+        match self.on_image(step).await? {
+            Ok((true, _)) => {
+                let volume = &self.name;
+                tracing::info!(volume, ?state, to, "the volume is being closed for a move");
+                let fence = FenceStatus { state, move_uid };
+                let fenced = VolumeOutcome::Own(Own::Fenced { fence, to });
+                self.end(fenced).await
+            }
+            Ok((false, _)) => Ok(Action::requeue(ATTACHED)),
+            Err(action) => Ok(action),
+        }
+    }
+
+    /// Makes the copy the volume's image, and reports the volume as that of its epoch.
+    async fn open(&self, by: String) -> Result<Action, Error> {
+        let name = self.name.clone();
+        let step = move |pool: &Pool, uid: &Uid| {
+            pool.open_copy(uid, &name, &by.parse()?)?;
+            Ok(pool.filesystem_uuid().to_string())
+        };
+        match self.on_image(step).await? {
+            Ok((pool_uuid, uid)) => {
+                tracing::info!(volume = self.name, "the volume has moved to this node");
+                let mut arrived = self.object.clone();
+                arrived.status = self
+                    .object
+                    .status
+                    .as_ref()
+                    .map(|status| arrived_status(status, &uid, pool_uuid));
+                let arrived = Reconciliation::of(self.agent, &arrived);
+                Box::pin(arrived.prepare_here(VolumeStep::Keep)).await
+            }
+            Err(action) => Ok(action),
+        }
+    }
+
+    /// Does a step on the image of the volume, whose lock is held meanwhile. Otherwise it has failed, and when it is
+    /// tried again is in the error.
+    async fn on_image<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&Pool, &Uid) -> Result<T, image::Error> + Send + 'static,
+    ) -> Result<Result<(T, Uid), Action>, Error> {
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(why) => return Ok(Err(self.end(VolumeOutcome::NotReady(why)).await?)),
+        };
+        let permit = self.permit().await;
+        let Some(guard) = self.agent.locks.try_lock(&self.name) else {
+            return Ok(Err(Action::requeue(LOCKED)));
+        };
+        let (volume, pool) = (self.object.clone(), Arc::clone(&usable.pool));
+        let work = on_host((permit, guard), move || {
+            let uid = name_of(&volume)?;
+            step(&pool, &uid).map(|done| (done, uid))
+        });
+        match work.await.map_err(|source| self.broken(source))? {
+            Ok(done) => Ok(Ok(done)),
+            Err(error) => {
+                self.agent.pools.suspect(&error);
+                let why = Explanation::new(error.reason(), Chain(&error).to_string());
+                Ok(Err(self.end(VolumeOutcome::NotReady(why)).await?))
+            }
+        }
+    }
+}
+
+/// The status of a volume that has arrived: what described its image on the other node is gone.
+fn arrived_status(status: &PoolVolumeStatus, uid: &Uid, pool_uuid: String) -> PoolVolumeStatus {
+    let sector_size = status.image.as_ref().map(|image| image.sector_size);
+    PoolVolumeStatus {
+        image: sector_size.map(|sector_size| ImageStatus {
+            uid: uid.to_string(),
+            pool_uuid,
+            sector_size,
+        }),
+        fence: None,
+        allocated: None,
+        extents: None,
+        problems: Vec::new(),
+        ..status.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, MoveTarget};
+
+    use super::*;
+    use crate::testing::{ready_volume, replica};
+
+    fn moving() -> PoolVolume {
+        let mut volume = ready_volume();
+        volume.spec.target = Some(MoveTarget {
+            node_name: "node-2".to_owned(),
+            move_uid: "move-1".to_owned(),
+        });
+        volume
+    }
+
+    fn step(volume: &PoolVolume, replicas: &[PoolReplica]) -> Option<MoveStep> {
+        next(volume, replicas.iter())
+    }
+
+    #[test]
+    fn a_volume_is_closed_for_its_target_after_what_is_being_grown() {
+        assert_eq!(step(&ready_volume(), &[]), None);
+        let close = MoveStep::Close {
+            by: "move-1".to_owned(),
+            to: "node-2".to_owned(),
+        };
+        assert_eq!(step(&moving(), &[]), Some(close));
+        let mut growing = moving();
+        growing.status.as_mut().unwrap().reserved = Some(Bytes::gib(2));
+        assert_eq!(step(&growing, &[]), None);
+        let mut unreported = moving();
+        unreported.spec.epoch = 1;
+        assert_eq!(step(&unreported, &[]), None);
+    }
+
+    #[test]
+    fn a_closed_volume_is_opened_where_its_spec_names_it() {
+        let mut undone = ready_volume();
+        undone.spec.epoch = 1;
+        undone.status.as_mut().unwrap().fence = Some(FenceStatus {
+            state: FenceState::Closed,
+            move_uid: "move-1".to_owned(),
+        });
+        let by = "move-1".to_owned();
+        assert_eq!(
+            step(&undone, &[]),
+            Some(MoveStep::Reopen { by: by.clone() })
+        );
+        let mut copy = replica("pvc-1", 1);
+        let reopen = Some(MoveStep::Reopen { by });
+        assert_eq!(step(&undone, &[copy.clone()]), reopen, "not complete");
+        copy.status.get_or_insert_default().complete = true;
+        let open = MoveStep::Open {
+            by: "move-1".to_owned(),
+        };
+        assert_eq!(step(&undone, &[copy.clone()]), Some(open));
+        copy.spec.epoch = 2;
+        assert_eq!(step(&undone, &[copy]), reopen, "of another epoch");
+        // The disk is in another machine.
+        undone.status.as_mut().unwrap().fence = None;
+        assert_eq!(step(&undone, &[]), None);
+    }
+
+    #[test]
+    fn what_described_the_image_on_the_other_node_is_gone_when_the_volume_arrives() {
+        let mut before = ready_volume().status.unwrap();
+        before.extents = Some(7);
+        let uid: Uid = "uid-1".parse().unwrap();
+        let after = arrived_status(&before, &uid, "pool-2".to_owned());
+        assert_eq!(after.image.as_ref().unwrap().pool_uuid, "pool-2");
+        assert_eq!((after.size, after.reserved), (before.size, before.reserved));
+        assert_eq!(after.filesystem, before.filesystem);
+        assert_eq!((after.extents, after.allocated), (None, None));
+    }
+}

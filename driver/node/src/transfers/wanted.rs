@@ -1,0 +1,134 @@
+//! What a node receives: the snapshot for a new volume, or a volume that moves here. Pure.
+
+use cistern_crds::{
+    Bytes, ContentSource, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica, PoolVolume,
+    SourceKind, TransferPurpose,
+};
+use cistern_host::{InvalidUid, Pool, Uid, copy::Original, image};
+use kube::ResourceExt as _;
+
+use crate::image::name_of;
+
+/// A copy that is received.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Name of the PoolVolume, which the ImageTransfer has, too.
+    pub(super) volume: String,
+    /// Name of the copy.
+    pub(super) copy: Uid,
+    /// Name of the image that is copied.
+    pub(super) image: Uid,
+    /// Bytes that are reserved for it.
+    pub(super) reserved: Bytes,
+    /// The extent size hint of a volume that moves.
+    pub(super) extent_size: Option<ExtentSize>,
+    /// What is copied.
+    pub(super) origin: Origin,
+}
+
+/// What is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A snapshot.
+    Snapshot {
+        /// Name of the PoolSnapshot.
+        name: String,
+        /// The source that the volume names.
+        source: ContentSource,
+    },
+    /// A closed volume.
+    Move {
+        /// UID of the VolumeMove.
+        uid: String,
+    },
+}
+
+impl Wanted {
+    /// The copy of a snapshot that a volume is made from. Fails if the custom resource has an invalid UID.
+    pub fn of_snapshot(
+        volume: &PoolVolume,
+        source: &ContentSource,
+        snapshot: &str,
+    ) -> Result<Self, InvalidUid> {
+        Ok(Self {
+            volume: volume.name_any(),
+            copy: name_of(volume)?,
+            image: source.image.parse()?,
+            reserved: volume.reserved().unwrap_or_default(),
+            extent_size: None,
+            origin: Origin::Snapshot {
+                name: snapshot.to_owned(),
+                source: source.clone(),
+            },
+        })
+    }
+
+    /// The copy of a volume that moves here. Fails if the custom resource has an invalid UID.
+    pub fn of_replica(replica: &PoolReplica) -> Result<Self, InvalidUid> {
+        let spec = &replica.spec;
+        let image: Uid = spec.image.parse()?;
+        Ok(Self {
+            volume: spec.volume_name.clone(),
+            copy: image.clone(),
+            image,
+            reserved: spec.size,
+            extent_size: spec.extent_size,
+            origin: Origin::Move {
+                uid: spec.move_uid.clone(),
+            },
+        })
+    }
+
+    /// Whether nothing more has to be received. Fails if the pool cannot be read, or while the copy is received.
+    /// Blocks.
+    pub fn is_received(&self, pool: &Pool) -> Result<bool, image::Error> {
+        pool.is_received(&self.copy, &self.image)
+    }
+
+    /// What is copied, for messages.
+    pub(super) fn name(&self) -> String {
+        match &self.origin {
+            Origin::Snapshot { name, .. } => format!("snapshot {name}"),
+            Origin::Move { .. } => format!("volume {}", self.volume),
+        }
+    }
+
+    /// What is copied from a node, for the progress.
+    pub(super) fn described(&self, node: &str) -> String {
+        match &self.origin {
+            Origin::Snapshot { source, .. } => match source.kind {
+                SourceKind::Snapshot => format!("snapshot {} of node {node}", source.name),
+                SourceKind::Volume => {
+                    format!("a snapshot of volume {} of node {node}", source.name)
+                }
+            },
+            Origin::Move { .. } => format!("the volume on node {node}"),
+        }
+    }
+
+    /// Whether a transfer permits this copy to a node.
+    pub(super) fn is_permitted(&self, transfer: &ImageTransferSpec, node: &str) -> bool {
+        let is_it = match &self.origin {
+            Origin::Snapshot { name, .. } => {
+                transfer.purpose == TransferPurpose::Restore
+                    && transfer.snapshot_name.as_deref() == Some(name)
+            }
+            Origin::Move { uid } => {
+                transfer.purpose == TransferPurpose::Move
+                    && transfer.move_uid.as_deref() == Some(uid)
+            }
+        };
+        is_it && transfer.target_node == node && transfer.image == self.image.as_str()
+    }
+
+    /// Whether an image that is offered is the one that is wanted.
+    pub(super) fn is_offered(&self, original: &Original) -> bool {
+        let owner = &original.identity.owner;
+        let closed_for = original.closed_for.as_ref().map(Uid::as_str);
+        let is_kind = match &self.origin {
+            Origin::Snapshot { .. } => owner.snapshot().is_some() && closed_for.is_none(),
+            Origin::Move { uid } => owner.volume() == Some(&self.volume) && closed_for == Some(uid),
+        };
+        is_kind && original.identity.uid == self.image
+    }
+}

@@ -1,0 +1,316 @@
+//! Volumes that move to another node. The tests act as the operator, which declares, commits and undoes moves.
+
+use cistern_crds::{
+    Bytes, ConditionType, FenceState, FilesystemType, HasImage as _, ImageTransfer,
+    ImageTransferSpec, NodePoolStatus, PoolReplica, PoolReplicaSpec, PoolVolume, Provisioning,
+    Reason, ReplicaPurpose, TransferPurpose, condition,
+};
+use cistern_e2e::{eventually, objects::change};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Fixture, SOON, has_condition,
+    snapshots::{stage, sums, unstage, write},
+    status,
+};
+
+/// UID of the VolumeMove, which no agent reads.
+const MOVE: &str = "0f0e0d0c-0b0a-4908-8706-050403020100";
+
+/// Two nodes that carry one pool, and a volume of it that moves from the first to the second.
+struct Moving {
+    source: Fixture,
+    target: Fixture,
+    pool: String,
+    volume: PoolVolume,
+    replicas: Api<PoolReplica>,
+}
+
+impl Moving {
+    /// Starts the nodes `agent-NAME-1` and `agent-NAME-2`, and makes the volume.
+    async fn new(name: &str, adapt: impl FnOnce(&mut PoolVolume)) -> Self {
+        let (first, second) = (format!("agent-{name}-1"), format!("agent-{name}-2"));
+        let (source, target) = tokio::join!(Fixture::start(&first), Fixture::start(&second));
+        let pool = format!("agent-{name}");
+        for node in [&source, &target] {
+            node.driver.add_image_pool(&pool, Bytes::gib(1)).await;
+        }
+        let mut desired = source.desired_volume("v", Bytes::mib(320));
+        desired.spec.pool_name.clone_from(&pool);
+        adapt(&mut desired);
+        let volume = source.create_ready(&desired).await;
+        let replicas = Api::all(source.volumes.clone().into_client());
+        Self {
+            source,
+            target,
+            pool,
+            volume,
+            replicas,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.volume.name_any()
+    }
+
+    async fn get(&self) -> PoolVolume {
+        self.source.get(&self.name()).await
+    }
+
+    async fn create_replica(&self, purpose: ReplicaPurpose) -> String {
+        let volume = self.get().await;
+        let (node, epoch) = match purpose {
+            ReplicaPurpose::Retained => (&self.source, volume.spec.epoch),
+            ReplicaPurpose::Incoming => (&self.target, volume.spec.epoch + 1),
+        };
+        let replica = PoolReplica::desired(PoolReplicaSpec {
+            volume_name: self.name(),
+            image: volume.image().unwrap().uid.clone(),
+            node_name: node.name.clone(),
+            pool_name: self.pool.clone(),
+            epoch,
+            purpose,
+            move_uid: MOVE.to_owned(),
+            size: volume.reserved().unwrap(),
+            provisioning: volume.spec.attributes.provisioning,
+            extent_size: None,
+            deletion_requested: false,
+        });
+        let created = self.replicas.create(&PostParams::default(), &replica).await;
+        created.unwrap();
+        let name = replica.name_any();
+        self.replica_until(&name, "to be admitted", |it| it.reserved().is_some())
+            .await;
+        name
+    }
+
+    async fn replica_until(
+        &self,
+        name: &str,
+        what: &str,
+        is: impl Fn(&PoolReplica) -> bool,
+    ) -> PoolReplica {
+        eventually(&format!("replica {name} {what}"), SOON, async || {
+            let found = self.replicas.get(name).await.unwrap();
+            if is(&found) {
+                Ok(found)
+            } else {
+                Err(format!("{:#?}", found.status))
+            }
+        })
+        .await
+    }
+
+    /// Creates the replicas and declares the target. Returns the names of the replicas.
+    async fn declare(&self) -> (String, String) {
+        let retained = self.create_replica(ReplicaPurpose::Retained).await;
+        let incoming = self.create_replica(ReplicaPurpose::Incoming).await;
+        let target = json!({"nodeName": self.target.name, "moveUID": MOVE});
+        self.patch(json!({"target": target})).await;
+        (retained, incoming)
+    }
+
+    async fn patch(&self, spec: Value) {
+        self.source.patch(&self.name(), json!({"spec": spec})).await;
+    }
+
+    /// Waits until the image is closed this far.
+    async fn fenced(&self, state: FenceState) -> PoolVolume {
+        let is = |volume: &PoolVolume| {
+            let fence = status(volume).fence;
+            fence.is_some_and(|fence| fence.state == state && fence.move_uid == MOVE)
+        };
+        let what = format!("to be {state:?}");
+        self.source.until(&self.name(), &what, is).await
+    }
+
+    /// Permits the copy, and waits until it is complete.
+    async fn copy(&self, incoming: &str) {
+        let transfers = Api::<ImageTransfer>::all(self.source.volumes.clone().into_client());
+        let spec = ImageTransferSpec {
+            source_node: self.source.name.clone(),
+            target_node: self.target.name.clone(),
+            snapshot_name: None,
+            move_uid: Some(MOVE.to_owned()),
+            image: self.volume.image().unwrap().uid.clone(),
+            volume_name: self.name(),
+            purpose: TransferPurpose::Move,
+        };
+        let transfer = ImageTransfer::new(&self.name(), spec);
+        let created = transfers.create(&PostParams::default(), &transfer).await;
+        created.unwrap();
+        self.replica_until(incoming, "to be complete", PoolReplica::is_complete)
+            .await;
+        let (name, parameters) = (self.name(), DeleteParams::default());
+        transfers.delete(&name, &parameters).await.unwrap();
+    }
+
+    /// Writes the next epoch without the target, and waits until the volume is ready on the node.
+    async fn end(&self, node: &Fixture) -> PoolVolume {
+        let epoch = self.get().await.spec.epoch + 1;
+        let spec = json!({"nodeName": node.name, "epoch": epoch, "target": null});
+        self.patch(spec).await;
+        let is = |volume: &PoolVolume| {
+            let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
+            status(volume).epoch == epoch && ready(volume)
+        };
+        node.until(&self.name(), "to be ready in its epoch", is)
+            .await
+    }
+
+    async fn request_removal(&self, replica: &str) {
+        change(
+            &self.replicas,
+            replica,
+            json!({"spec": {"deletionRequested": true}}),
+        )
+        .await;
+    }
+
+    /// Removes a replica with its image.
+    async fn remove(&self, replica: &str) {
+        self.request_removal(replica).await;
+        let is_removed = |it: &PoolReplica| it.reserved().is_none();
+        self.replica_until(replica, "to be removed", is_removed)
+            .await;
+        self.hand_over(replica).await;
+    }
+
+    /// Removes a replica only.
+    async fn hand_over(&self, replica: &str) {
+        change(
+            &self.replicas,
+            replica,
+            json!({"metadata": {"finalizers": []}}),
+        )
+        .await;
+        let parameters = DeleteParams::default();
+        self.replicas.delete(replica, &parameters).await.unwrap();
+    }
+
+    /// The files of the volume in a folder of its pool on a node.
+    async fn files(&self, node: &Fixture, folder: &str) -> String {
+        let pool = node.driver.storage_root().join("pools");
+        let folder = pool.join(format!("uid-of-{}", self.pool)).join(folder);
+        let script = "ls $1 2>/dev/null || true";
+        node.shell(script, &[folder.to_str().unwrap()]).await
+    }
+
+    async fn reserves(&self, node: &Fixture, bytes: Bytes) {
+        let what = format!("node {} to reserve {bytes}", node.name);
+        eventually(&what, SOON, async || {
+            let pools = node.driver.storage_node().await.status.unwrap().pools;
+            let is_it = |pool: &&NodePoolStatus| pool.name == self.pool;
+            let reserved = pools.iter().find(is_it).unwrap().reserved;
+            (reserved == bytes)
+                .then_some(())
+                .ok_or_else(|| reserved.to_string())
+        })
+        .await;
+    }
+}
+
+fn ready_message(volume: &PoolVolume) -> String {
+    let conditions = status(volume).conditions;
+    let ready = condition::find(&conditions, ConditionType::Ready).unwrap();
+    assert_eq!(ready.reason, Reason::Moving.as_str());
+    ready.message.clone()
+}
+
+#[tokio::test]
+async fn a_volume_moves_with_its_data_and_leaves_nothing_on_the_node_that_it_left() {
+    let moving = Moving::new("moves", |volume| {
+        volume.spec.filesystem = Some(FilesystemType::Xfs);
+        volume.spec.attributes.provisioning = Provisioning::Thick;
+    })
+    .await;
+    let (source, target) = (&moving.source, &moving.target);
+    let size = Bytes::mib(320);
+    let mounted = stage(source, &moving.volume, "before").await;
+    write(source, &mounted, "data", 20).await;
+    let checksums = sums(source, &mounted).await;
+    let (retained, incoming) = moving.declare().await;
+    let closing = moving.fenced(FenceState::Closing).await;
+    let says = "the pods that use it keep it";
+    assert!(ready_message(&closing).contains(says));
+    // It counts once on each node.
+    moving.reserves(source, size).await;
+    moving.reserves(target, size).await;
+    write(source, &mounted, "data", 20).await;
+    let written = sums(source, &mounted).await;
+    assert_ne!(written, checksums);
+    unstage(source, &moving.volume, "before").await;
+    moving.fenced(FenceState::Closed).await;
+    let waiting = moving
+        .replica_until(&incoming, "to wait", |it| {
+            let ready = condition::find(it.conditions(), ConditionType::Ready);
+            ready.is_some_and(|ready| ready.reason == Reason::Copying.as_str())
+        })
+        .await;
+    assert!(!waiting.is_complete());
+    moving.copy(&incoming).await;
+    // The source has the only image that may be used until the commit.
+    moving.request_removal(&retained).await;
+    let kept = moving
+        .replica_until(&retained, "to be kept", |it| {
+            condition::failing(it.conditions(), ConditionType::Reclaimed)
+                .is_some_and(|it| it.reason == Reason::InUse.as_str())
+        })
+        .await;
+    assert_eq!(kept.reserved(), Some(size));
+
+    let moved = moving.end(target).await;
+    let found = moved.image().unwrap();
+    assert_eq!(found.uid, moving.volume.image().unwrap().uid);
+    assert_ne!(found.pool_uuid, moving.volume.image().unwrap().pool_uuid);
+    assert_eq!(status(&moved).fence, None);
+    moving.hand_over(&incoming).await;
+    moving.reserves(target, size).await;
+    let mounted = stage(target, &moved, "after").await;
+    assert_eq!(sums(target, &mounted).await, written);
+    write(target, &mounted, "more", 1).await;
+    unstage(target, &moved, "after").await;
+    moving.remove(&retained).await;
+    moving.reserves(source, Bytes::ZERO).await;
+    for folder in ["images", "closed", "incoming"] {
+        assert_eq!(moving.files(source, folder).await, "", "{folder}");
+    }
+    assert_eq!(moving.files(target, "incoming").await, "");
+    source.driver.fsck().await;
+    target.driver.fsck().await;
+    target.remove(&moved.name_any()).await;
+    let Moving { source, target, .. } = moving;
+    source.finish().await;
+    target.finish().await;
+}
+
+#[tokio::test]
+async fn a_move_that_is_undone_gives_the_volume_back_as_it_was() {
+    let moving = Moving::new("undone", |_| {}).await;
+    let (source, target) = (&moving.source, &moving.target);
+    let mounted = stage(source, &moving.volume, "before").await;
+    write(source, &mounted, "data", 5).await;
+    let checksums = sums(source, &mounted).await;
+    unstage(source, &moving.volume, "before").await;
+    let (retained, incoming) = moving.declare().await;
+    moving.fenced(FenceState::Closed).await;
+    moving.copy(&incoming).await;
+    let undone = moving.end(source).await;
+    assert_eq!(status(&undone).fence, None);
+    moving.remove(&incoming).await;
+    moving.remove(&retained).await;
+    moving.reserves(target, Bytes::ZERO).await;
+    moving.reserves(source, Bytes::mib(320)).await;
+    assert_eq!(moving.files(target, "incoming").await, "");
+    let mounted = stage(source, &undone, "after").await;
+    assert_eq!(sums(source, &mounted).await, checksums);
+    unstage(source, &undone, "after").await;
+    source.remove(&undone.name_any()).await;
+    let Moving { source, target, .. } = moving;
+    source.finish().await;
+    target.finish().await;
+}
