@@ -30,6 +30,9 @@ const OURS: (&str, &str) = ("app.kubernetes.io/name", "cistern");
 /// Objects by the plural name of their kind, as the API server returns them.
 pub type Objects = BTreeMap<String, Vec<Value>>;
 
+/// Namespace and name of an object. The namespace of a cluster-wide object is empty.
+type Key = (String, String);
+
 /// Lists all kinds. A kind that cannot be listed is missing in the contents.
 pub async fn list(connection: &Connection, contents: &mut Contents) -> Objects {
     let lists = stream::iter(kinds(&connection.system_namespace))
@@ -130,15 +133,12 @@ fn named(mut item: Value, kind: &str, version: &str) -> Value {
 /// Keeps the objects of Cistern and those that use them, redacted and sorted by namespace and name.
 pub fn selected(mut objects: Objects, namespace: &str) -> Objects {
     let is_ours = |field: &'static str| move |it: &Value| text(it, field) == DRIVER;
-    let mut keep = |kind: &str, is_kept: &dyn Fn(&Value) -> bool| -> BTreeSet<String> {
+    let mut keep = |kind: &str, is_kept: &dyn Fn(&Value) -> bool| -> BTreeSet<Key> {
         let Some(items) = objects.get_mut(kind) else {
             return BTreeSet::new();
         };
         items.retain(is_kept);
-        items
-            .iter()
-            .map(|it| text(it, "/metadata/name").to_owned())
-            .collect()
+        items.iter().map(key).collect()
     };
     let classes = keep("storageclasses", &is_ours("/provisioner"));
     let volumes = keep("persistentvolumes", &is_ours("/spec/csi/driver"));
@@ -146,11 +146,11 @@ pub fn selected(mut objects: Objects, namespace: &str) -> Objects {
     keep("volumesnapshotcontents", &is_ours("/spec/driver"));
     keep("csidrivers", &is_ours("/metadata/name"));
     let claims = keep("persistentvolumeclaims", &|it| {
-        classes.contains(text(it, "/spec/storageClassName"))
-            || volumes.contains(text(it, "/spec/volumeName"))
+        classes.contains(&cluster_wide(text(it, "/spec/storageClassName")))
+            || volumes.contains(&cluster_wide(text(it, "/spec/volumeName")))
     });
     keep("csistoragecapacities", &|it| {
-        classes.contains(text(it, "/storageClassName"))
+        classes.contains(&cluster_wide(text(it, "/storageClassName")))
     });
     for kind in ["pods", "deployments", "daemonsets"] {
         keep(kind, &|it| {
@@ -168,10 +168,7 @@ pub fn selected(mut objects: Objects, namespace: &str) -> Objects {
     }
     for items in objects.values_mut() {
         items.iter_mut().for_each(redact);
-        items.sort_by_cached_key(|it| {
-            let field = |field| text(it, field).to_owned();
-            (field("/metadata/namespace"), field("/metadata/name"))
-        });
+        items.sort_by_cached_key(key);
     }
     objects
 }
@@ -180,19 +177,31 @@ pub fn selected(mut objects: Objects, namespace: &str) -> Objects {
 fn is_about_us(
     event: &Value,
     namespace: &str,
-    volumes: &BTreeSet<String>,
-    claims: &BTreeSet<String>,
+    volumes: &BTreeSet<Key>,
+    claims: &BTreeSet<Key>,
 ) -> bool {
     let about = |field| text(event, field);
     let name = about("/involvedObject/name");
+    let its_namespace = about("/involvedObject/namespace");
     let group = about("/involvedObject/apiVersion").split('/').next();
-    about("/involvedObject/namespace") == namespace
+    its_namespace == namespace
         || group == Some(GROUP)
         || match about("/involvedObject/kind") {
-            "PersistentVolume" => volumes.contains(name),
-            "PersistentVolumeClaim" => claims.contains(name),
+            "PersistentVolume" => volumes.contains(&cluster_wide(name)),
+            "PersistentVolumeClaim" => {
+                claims.contains(&(its_namespace.to_owned(), name.to_owned()))
+            }
             _ => about("/source/component").starts_with("cistern"),
         }
+}
+
+fn key(object: &Value) -> Key {
+    let field = |field| text(object, field).to_owned();
+    (field("/metadata/namespace"), field("/metadata/name"))
+}
+
+fn cluster_wide(name: &str) -> Key {
+    (String::new(), name.to_owned())
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
@@ -209,48 +218,96 @@ mod tests {
     use super::*;
 
     fn names(objects: &Objects, kind: &str) -> Vec<String> {
-        let items = objects[kind].iter();
-        items
-            .map(|it| text(it, "/metadata/name").to_owned())
-            .collect()
+        objects[kind].iter().map(|it| key(it).1).collect()
+    }
+
+    fn event(kind: &str, namespace: &str, name: &str) -> Value {
+        json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {"kind": kind, "name": name, "namespace": namespace, "apiVersion": "v1"},
+        })
+    }
+
+    fn objects<const N: usize>(lists: [(&str, Value); N]) -> Objects {
+        Objects::from(
+            lists.map(|(kind, items)| (kind.to_owned(), items.as_array().unwrap().clone())),
+        )
+    }
+
+    #[test]
+    fn events_of_a_claim_with_the_same_name_in_another_namespace_are_left_out() {
+        let ours = selected(
+            objects([
+                (
+                    "storageclasses",
+                    json!([{"metadata": {"name": "fast"}, "provisioner": DRIVER}]),
+                ),
+                (
+                    "persistentvolumeclaims",
+                    json!([
+                        {"metadata": {"name": "data", "namespace": "shop"}, "spec": {"storageClassName": "fast"}},
+                        {"metadata": {"name": "data", "namespace": "bank"}, "spec": {"storageClassName": "other"}},
+                    ]),
+                ),
+                (
+                    "events",
+                    json!([
+                        event("PersistentVolumeClaim", "shop", "data"),
+                        event("PersistentVolumeClaim", "bank", "data"),
+                    ]),
+                ),
+            ]),
+            "cistern-system",
+        );
+        let namespaces = ours["events"].iter().map(|it| key(it).0);
+        assert_eq!(namespaces.collect::<Vec<_>>(), ["shop"]);
     }
 
     #[test]
     fn objects_of_others_are_left_out() {
-        let about = |kind: &str, name: &str| {
-            json!({
-                "metadata": {"name": name, "namespace": "shop"},
-                "involvedObject": {"kind": kind, "name": name, "namespace": "shop", "apiVersion": "v1"},
-            })
-        };
-        let all = Objects::from(
-            [
-                ("storageclasses", json!([
+        let all = objects([
+            (
+                "storageclasses",
+                json!([
                     {"metadata": {"name": "fast"}, "provisioner": DRIVER},
                     {"metadata": {"name": "other"}, "provisioner": "other"},
-                ])),
-                ("persistentvolumes", json!([
+                ]),
+            ),
+            (
+                "persistentvolumes",
+                json!([
                     {"metadata": {"name": "pv-2"}, "spec": {"nfs": {}}},
                     {"metadata": {"name": "pv-1"}, "spec": {"csi": {"driver": DRIVER}}},
-                ])),
-                ("persistentvolumeclaims", json!([
-                    {"metadata": {"name": "z", "managedFields": []}, "spec": {"storageClassName": "fast"}},
-                    {"metadata": {"name": "bound"}, "spec": {"volumeName": "pv-1"}},
-                    {"metadata": {"name": "foreign"}, "spec": {"storageClassName": "other"}},
-                ])),
-                ("csinodes", json!([{"metadata": {"name": "n"}, "spec": {"drivers": [{"name": "x"}, {"name": DRIVER}]}}])),
-                ("pods", json!([
+                ]),
+            ),
+            (
+                "persistentvolumeclaims",
+                json!([
+                    {"metadata": {"name": "z", "namespace": "shop", "managedFields": []}, "spec": {"storageClassName": "fast"}},
+                    {"metadata": {"name": "bound", "namespace": "shop"}, "spec": {"volumeName": "pv-1"}},
+                    {"metadata": {"name": "foreign", "namespace": "shop"}, "spec": {"storageClassName": "other"}},
+                ]),
+            ),
+            (
+                "csinodes",
+                json!([{"metadata": {"name": "n"}, "spec": {"drivers": [{"name": "x"}, {"name": DRIVER}]}}]),
+            ),
+            (
+                "pods",
+                json!([
                     {"metadata": {"name": "agent", "labels": {OURS.0: OURS.1}}},
                     {"metadata": {"name": "foreign"}},
-                ])),
-                ("events", json!([
-                    about("PersistentVolumeClaim", "z"),
-                    about("PersistentVolumeClaim", "foreign"),
-                    about("Secret", "z"),
-                ])),
-            ]
-            .map(|(kind, items)| (kind.to_owned(), items.as_array().unwrap().clone())),
-        );
+                ]),
+            ),
+            (
+                "events",
+                json!([
+                    event("PersistentVolumeClaim", "shop", "z"),
+                    event("PersistentVolumeClaim", "shop", "foreign"),
+                    event("Secret", "shop", "z"),
+                ]),
+            ),
+        ]);
         let ours = selected(all, "cistern-system");
         assert_eq!(names(&ours, "storageclasses"), ["fast"]);
         assert_eq!(names(&ours, "persistentvolumes"), ["pv-1"]);
