@@ -1,15 +1,12 @@
 //! An API server with Cistern's manifests, and the operator's process with the permissions from them.
 
-use std::{
-    io::Write as _,
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 use cistern_e2e::{
-    ControlPlane, Folder,
+    ControlPlane, Folder, Plugin,
     control_plane::free_addresses,
+    eventually,
+    plugin::end,
     process::{binary, command, dying_with_us, output, tool, workspace},
     service::Service,
 };
@@ -123,32 +120,15 @@ pub(crate) fn operator_command(
 /// Runs `kubectl cistern` with an answer to its prompt. Returns exit code and output. Runs it again while a pool of
 /// another test cannot be read.
 pub(crate) async fn plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
-    cistern_e2e::eventually("pools that can be read", SOON, async || {
-        match run_plugin(cluster, words, answer).await {
-            (_, said) if said.contains("is not a size") => Err(said),
-            ended => Ok(ended),
+    let plugin = Plugin::of(&cluster.control_plane);
+    eventually("pools that can be read", SOON, async || {
+        let ended = end(plugin.start(words, answer)).await;
+        let said = ended.stdout + &ended.stderr;
+        if said.contains("is not a size") {
+            Err(said)
+        } else {
+            Ok((ended.code, said))
         }
     })
     .await
-}
-
-async fn run_plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
-    let mut command = command(binary("kubectl-cistern"));
-    command
-        .arg("--kubeconfig")
-        .arg(cluster.control_plane.kubeconfig())
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    // A program that refuses does not read its standard input.
-    let _ = stdin.write_all(answer.as_bytes());
-    drop(stdin);
-    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
-    let output = ended.await.unwrap().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let code = output.status.code().unwrap();
-    (code, String::from_utf8_lossy(&text).into_owned())
 }

@@ -25,12 +25,7 @@ mod usage;
 mod versions;
 mod views;
 
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage,
@@ -39,7 +34,8 @@ use cistern_crds::{
 };
 use cistern_e2e::{
     ControlPlane, Driver, eventually,
-    process::{binary, command, run},
+    plugin::{Answer, Plugin, end},
+    process::run,
 };
 use kube::{Api, Client, ResourceExt as _, api::PostParams};
 use serde::{Serialize, de::DeserializeOwned};
@@ -47,91 +43,6 @@ use serde_json::Value;
 
 /// Timeout of each step.
 const SOON: Duration = Duration::from_secs(30);
-
-/// The program with the kubeconfig of one cluster.
-struct Plugin {
-    kubeconfig: PathBuf,
-}
-
-/// Output and exit code of the program.
-struct Answer {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Plugin {
-    fn of(control_plane: &ControlPlane) -> Self {
-        Self {
-            kubeconfig: control_plane.kubeconfig().to_owned(),
-        }
-    }
-
-    fn with(kubeconfig: &Path) -> Self {
-        Self {
-            kubeconfig: kubeconfig.to_owned(),
-        }
-    }
-
-    async fn run(&self, words: &[&str]) -> Answer {
-        let mut command = command(binary("kubectl-cistern"));
-        command
-            .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
-            .args(words);
-        let output = run(command, SOON).await;
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        Answer {
-            code: output.status.code().unwrap(),
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-        }
-    }
-
-    /// Starts the program with `answer` on standard input.
-    fn start(&self, words: &[&str], answer: &str) -> Child {
-        let mut command = command(binary("kubectl-cistern"));
-        command
-            .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(answer.as_bytes()).unwrap();
-        child
-    }
-
-    /// Runs the program, asserts success, and returns its standard output.
-    async fn text(&self, words: &[&str]) -> String {
-        let answer = self.run(words).await;
-        assert_eq!(
-            answer.code, 0,
-            "{words:?}: {}{}",
-            answer.stdout, answer.stderr
-        );
-        answer.stdout
-    }
-
-    async fn json(&self, words: &[&str]) -> Value {
-        let text = self.text(&[words, &["-o", "json"]].concat()).await;
-        serde_json::from_str(&text).unwrap()
-    }
-}
-
-/// Waits until a started program exits.
-async fn end(child: Child) -> Answer {
-    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
-    let output = ended.await.unwrap().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    Answer {
-        code: output.status.code().unwrap(),
-        stdout: text(&output.stdout),
-        stderr: text(&output.stderr),
-    }
-}
 
 /// A node with one pool of the minimum size. The pool has the name of the node.
 struct Node {

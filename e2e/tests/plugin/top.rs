@@ -1,7 +1,7 @@
 //! `kubectl cistern top`, and the flags of lists.
 
 use cistern_crds::{StoragePool, names::IMAGE_CONTEXT};
-use cistern_e2e::{Process, eventually, process::command};
+use cistern_e2e::{Process, eventually};
 use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod},
@@ -201,9 +201,7 @@ async fn lists_are_selected_by_labels_and_printed_without_headings() {
 #[tokio::test]
 async fn a_watched_list_is_printed_again_after_a_change() {
     let node = Node::start("plugin-watch").await;
-    let mut watch = command(cistern_e2e::process::binary("kubectl-cistern"));
-    watch.arg("--kubeconfig").arg(&node.plugin.kubeconfig);
-    watch.args([
+    let watch = node.plugin.command(&[
         "volumes",
         "--watch",
         "--no-headers",
