@@ -44,7 +44,7 @@ pub use attributes::{AttributeChanges, VolumeAttributes};
 pub use availability::Explanation;
 pub use cistern_types::{
     Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, IoLimits, MkfsOptions,
-    Provisioning, mkfs_options, size,
+    Provisioning, is_zero, mkfs_options, size,
 };
 pub use condition::{Condition, ConditionStatus};
 pub use conditions_page::conditions_page;

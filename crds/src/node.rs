@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cistern_types::{Bytes, Provisioning};
+use cistern_types::{Bytes, Provisioning, is_zero};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -301,14 +301,6 @@ impl NodePoolStatus {
     pub fn largest_volume(&self, provisioning: Provisioning) -> Bytes {
         self.room(provisioning).min(self.usable).round_down_to_mib()
     }
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-pub(crate) fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 fn segments_schema(_: &mut SchemaGenerator) -> Schema {

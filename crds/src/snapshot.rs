@@ -2,7 +2,7 @@
 //! writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning, is_zero};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     condition::{self, Condition},
     location,
-    node::is_zero,
     volume::{AccessType, FilesystemStatus, ImageStatus, PoolVolume},
 };
 

@@ -2,7 +2,7 @@
 //! writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::Consistency;
+use cistern_types::{Consistency, is_zero};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     condition::{self, Condition},
     location,
-    node::is_zero,
 };
 
 /// Maximum number of volumes in a group.

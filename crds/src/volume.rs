@@ -1,7 +1,7 @@
 //! `PoolVolume`: one volume. The controller writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, ExtentSize, FilesystemType};
+use cistern_types::{Bytes, ExtentSize, FilesystemType, is_zero};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,6 @@ use crate::{
     has_image::HasImage as _,
     health::{self, VolumeProblem, VolumeSeverity},
     location::{self, FenceStatus, MoveTarget},
-    node::is_zero,
     reason::{ConditionType, Reason},
 };
 

@@ -21,6 +21,11 @@ pub use mkfs_options::MkfsOptions;
 pub use provisioning::Provisioning;
 pub use size::Bytes;
 
+/// Whether a number is zero: serde then leaves its field out.
+pub fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
+}
+
 /// Shortens user text to 64 characters for a message, because messages become conditions and events.
 pub fn shorten(text: &str) -> String {
     text.chars().take(64).collect()

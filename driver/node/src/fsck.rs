@@ -5,7 +5,7 @@
 
 use std::{fmt, io};
 
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, is_zero};
 use cistern_host::Root;
 use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
@@ -50,11 +50,6 @@ pub struct Report {
     /// Number of further findings.
     #[serde(skip_serializing_if = "is_zero")]
     unlisted: usize,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-const fn is_zero(number: &usize) -> bool {
-    *number == 0
 }
 
 impl Report {

@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use cistern_types::Bytes;
+use cistern_types::{Bytes, is_zero};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -227,14 +227,6 @@ pub(super) fn settle(
     }
     let why = io::Error::other("the disk does not hold the marker that was written");
     Err(io(why))
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 fn copy(path: &Path) -> Error {
