@@ -74,13 +74,18 @@ impl Snapshots {
     }
 
     /// Reads the source volume and the name of its image. Fails if the volume does not exist,
-    /// cannot be used yet or is under deletion, if its agent has not reported the image, or if a
-    /// request to the API server fails.
+    /// cannot be used yet or is under deletion, if it moves to another node, if its agent has not reported
+    /// the image, or if a request to the API server fails.
     pub async fn volume(&self, id: &str) -> Result<(PoolVolume, String), objects::Error> {
         let found = self.volumes.find(id).await?;
         let volume = found
             .filter(|volume| !volume.spec.deletion_requested && ListedVolume::of(volume).is_some())
             .ok_or_else(|| not_found::<PoolVolume>(id))?;
+        if let Some(target) = &volume.spec.target {
+            let object = named::<PoolVolume>(id);
+            let waits_for = format!("its move to node {}", target.node_name);
+            return Err(objects::Error::Pending { object, waits_for });
+        }
         let Some(image) = volume.image().map(|image| image.uid.clone()) else {
             let object = named::<PoolVolume>(id);
             let waits_for = "its agent to say which image it has".to_owned();

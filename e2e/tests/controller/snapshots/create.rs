@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use cistern_crds::Reason;
-use cistern_e2e::{ControlPlane, Replica};
+use cistern_e2e::{ControlPlane, Replica, eventually, objects::change};
 use cistern_proto::csi::v1;
+use kube::api::ListParams;
+use serde_json::json;
 use tonic::Code;
 
 use super::{Snapshots, agent::TAKEN, of, take, taken, volume};
@@ -308,4 +310,38 @@ async fn r03_admission_and_withdrawal_of_a_snapshot_never_both_succeed() {
         }
     }
     eprintln!("the agent was first in {admissions} of 12 rounds");
+}
+
+#[tokio::test]
+async fn a_snapshot_of_a_volume_that_moves_waits_and_leaves_nothing() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "moving", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    volume(&cluster, replica.client().await, "moving-volume").await;
+    let target = json!({"nodeName": cluster.node("z"), "moveUID": "uid-of-the-move"});
+    let declared = json!({"spec": {"target": target}});
+    change(&cluster.volumes, "moving-volume", declared).await;
+    let request = of("moving", "moving-volume");
+    // The controller's view may be older than the declaration.
+    eventually("the snapshot to wait", PATIENCE, async || {
+        let taken = take(replica.client().await, request.clone(), SHORT).await;
+        let error = taken.unwrap_err();
+        let says = "waiting for its move to node";
+        if error.code() == Code::Aborted && error.message().contains(says) {
+            Ok(())
+        } else {
+            Err(error.to_string())
+        }
+    })
+    .await;
+    let left = cluster
+        .snapshots
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    let mut left = left
+        .items
+        .iter()
+        .filter(|it| it.spec.source_volume == "moving-volume");
+    assert!(left.next().is_none());
 }
