@@ -7,8 +7,8 @@ mod owners;
 use std::{collections::HashMap, path::Path};
 
 use cistern_crds::{
-    Bytes, ConditionType, HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup,
-    PoolVolume, StorageNode, condition,
+    Bytes, ConditionType, HasImage, NodePool, NodePoolStatus, PoolReplica, PoolSnapshot,
+    PoolSnapshotGroup, PoolVolume, StorageNode, condition,
 };
 use cistern_host::{Inventory, Owner, PoolInventory, system::BoundLoop};
 use kube::ResourceExt as _;
@@ -31,6 +31,8 @@ pub struct View {
     pub snapshots: Vec<PoolSnapshot>,
     /// The PoolSnapshotGroups of the node.
     pub groups: Vec<PoolSnapshotGroup>,
+    /// The PoolReplicas of the node.
+    pub replicas: Vec<PoolReplica>,
     /// Pools, images, loop devices and mounts of the node.
     pub inventory: Inventory,
 }
@@ -42,6 +44,7 @@ pub fn findings(view: &View) -> Vec<Finding> {
     all.extend(view.pools());
     all.extend(index.unclaimed.iter().map(Unclaimed::finding));
     all.extend(view.conflicts(&index.owners));
+    all.extend(view.closed(&index.owners));
     let volumes = view.volumes.iter();
     all.extend(volumes.filter_map(|it| view.object(it, &index, FindingKind::VolumeWithoutImage)));
     let snapshots = view.snapshots.iter();
@@ -210,18 +213,32 @@ impl View {
             let strays: Bytes = strays.filter_map(|stray| stray.size).sum();
             let expected = volumes
                 .saturating_add(snapshots)
+                .saturating_add(self.reserved_for_replicas(&status.name))
                 .saturating_add(unclaimed)
                 .saturating_add(strays);
             if expected != status.reserved {
                 let message = format!(
-                    "the agent reports {} as reserved, but volumes, snapshots, images and other files \
-                     add up to {expected}",
+                    "the agent reports {} as reserved, but volumes, snapshots, replicas, images and other \
+                     files add up to {expected}",
                     status.reserved
                 );
                 all.push(finding(FindingKind::LedgerMismatch, &status.name, message));
             }
         }
         all
+    }
+
+    /// Bytes that replicas have reserved in a pool. A volume with a reservation counts its image by itself.
+    fn reserved_for_replicas(&self, pool: &str) -> Bytes {
+        let counts = |replica: &&PoolReplica| {
+            let mut volumes = self.volumes.iter();
+            replica.spec.pool_name == pool
+                && !volumes.any(|volume| {
+                    volume.name_any() == replica.spec.volume_name && volume.reserved().is_some()
+                })
+        };
+        let replicas = self.replicas.iter().filter(counts);
+        replicas.filter_map(HasImage::reserved).sum()
     }
 
     fn loops(&self, index: &Index<'_>) -> Vec<Finding> {

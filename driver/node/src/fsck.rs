@@ -5,7 +5,10 @@
 
 use std::{fmt, io};
 
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, is_zero};
+use cistern_client::Rejection;
+use cistern_crds::{
+    PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, is_zero,
+};
 use cistern_host::Root;
 use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
@@ -80,13 +83,19 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
     let nodes: Api<StorageNode> = Api::all(client.clone());
     let volumes: Api<PoolVolume> = Api::all(client.clone());
     let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
-    let groups: Api<PoolSnapshotGroup> = Api::all(client);
+    let groups: Api<PoolSnapshotGroup> = Api::all(client.clone());
+    let replicas: Api<PoolReplica> = Api::all(client);
     let ours = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let view = View {
         node: nodes.get_opt(node).await.map_err(failed)?,
         volumes: volumes.list(&ours).await.map_err(failed)?.items,
         snapshots: snapshots.list(&ours).await.map_err(failed)?.items,
         groups: groups.list(&ours).await.map_err(failed)?.items,
+        replicas: match replicas.list(&ours).await {
+            // An upgrade may apply the definitions last.
+            Err(error) if Rejection::from(&error) == Rejection::NotFound => Vec::new(),
+            listed => listed.map_err(failed)?.items,
+        },
         inventory,
     };
     Ok(Report {

@@ -41,6 +41,14 @@ pub struct Desired {
     own_writes: Arc<OwnWrites>,
 }
 
+/// Every volume, snapshot, group and replica of this node.
+pub type Everything = (
+    Vec<PoolVolume>,
+    Vec<PoolSnapshot>,
+    Vec<PoolSnapshotGroup>,
+    Vec<PoolReplica>,
+);
+
 /// The volumes, snapshots and replicas of one pool of this node.
 #[derive(Clone, Debug, Default)]
 pub struct AssignedObjects {
@@ -140,14 +148,12 @@ impl Desired {
     }
 
     /// All objects of this node. None while one of them cannot be read, because it may claim any image.
-    pub fn everything(
-        &self,
-    ) -> Option<(Vec<PoolVolume>, Vec<PoolSnapshot>, Vec<PoolSnapshotGroup>)> {
-        all(&self.replicas)?;
+    pub fn everything(&self) -> Option<Everything> {
         Some((
             all(&self.volumes)?,
             all(&self.snapshots)?,
             all(&self.groups)?,
+            all(&self.replicas)?,
         ))
     }
 

@@ -15,7 +15,7 @@ pub(super) struct Index<'a> {
     pub(super) owners: HashMap<&'a str, ImageOwner<'a>>,
     /// Images that no custom resource claims.
     pub(super) unclaimed: Vec<Unclaimed<'a>>,
-    /// UID of the pool and name of each image outside the trash.
+    /// UID of the pool and name of each image outside the trash, also of those that are closed for a move.
     pub(super) images: HashSet<(&'a str, &'a str)>,
     /// Names of the PoolSnapshots.
     pub(super) snapshots: HashSet<String>,
@@ -30,7 +30,8 @@ impl<'a> Index<'a> {
         let owners = view.owners();
         let pools = view.inventory.pools.iter();
         let images = pools.flat_map(|pool| {
-            let images = pool.images.iter();
+            let closed = pool.closed.iter().map(|closed| &closed.image);
+            let images = pool.images.iter().chain(closed);
             images.map(|image| (pool.uid.as_str(), image.uid.as_str()))
         });
         let mounts = view.inventory.mounts.iter();

@@ -20,6 +20,8 @@ pub struct Finding {
 pub enum FindingKind {
     /// An image that no PoolVolume or PoolSnapshot claims.
     ImageWithoutObject,
+    /// An image that is closed for a move, and that no PoolVolume or PoolReplica claims.
+    ClosedImageWithoutObject,
     /// A PoolVolume that was made and has no image.
     VolumeWithoutImage,
     /// A PoolSnapshot that was taken and has no image.
@@ -59,6 +61,7 @@ impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ImageWithoutObject => "image without volume or snapshot",
+            Self::ClosedImageWithoutObject => "closed image without volume or replica",
             Self::VolumeWithoutImage => "volume without image",
             Self::SnapshotWithoutImage => "snapshot without image",
             Self::GroupIncomplete => "group not complete",

@@ -1,6 +1,9 @@
 //! Finds the custom resource that an image belongs to.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{HasImage, PoolSnapshot, PoolVolume};
@@ -88,6 +91,29 @@ impl View {
                 image,
                 discarded,
             }));
+        }
+        all
+    }
+
+    /// Images that are closed for a move, and that nothing on this node claims any more.
+    pub(super) fn closed(&self, owners: &HashMap<&str, ImageOwner<'_>>) -> Vec<Finding> {
+        let replicas: HashSet<&str> = self.replicas.iter().map(|it| &*it.spec.image).collect();
+        let mut all = Vec::new();
+        for pool in &self.inventory.pools {
+            for closed in &pool.closed {
+                let image = closed.image.uid.as_str();
+                if owners.contains_key(image) || replicas.contains(image) {
+                    continue;
+                }
+                let path = pool.mount_point.join("closed").join(image);
+                let message = format!(
+                    "{}; it was closed when its volume moved to another node, and its PoolReplica is gone: it is \
+                     kept, and takes its room, until an administrator removes the file",
+                    describe(&closed.image)
+                );
+                let kind = FindingKind::ClosedImageWithoutObject;
+                all.push(finding(kind, path.display(), message));
+            }
         }
         all
     }

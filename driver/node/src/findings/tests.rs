@@ -2,14 +2,14 @@ use std::path::PathBuf;
 
 use cistern_crds::{PoolSource, StorageNodeSpec, StorageNodeStatus, testing::node_pool};
 use cistern_host::{
-    Content, Discarded, Identity, Image, Owner, SnapshotRecord, Stray, Uid,
+    ClosedImage, Content, Discarded, Identity, Image, Owner, SnapshotRecord, Stray, Uid,
     inventory::NodeInventory,
     system::{DeviceNumber, Mount},
 };
 
 use super::*;
 use crate::testing::{
-    FILESYSTEM_UUID, POOL_UUID, ready_group, ready_snapshot, ready_volume, wanted_volume,
+    FILESYSTEM_UUID, POOL_UUID, ready_group, ready_snapshot, ready_volume, replica, wanted_volume,
 };
 
 const BACKING: &str = "/var/lib/cistern/pools/pool-uid/images/uid-1";
@@ -83,6 +83,7 @@ fn clean() -> View {
         volumes: vec![ready_volume()],
         snapshots: Vec::new(),
         groups: Vec::new(),
+        replicas: Vec::new(),
         inventory: Inventory {
             pools: vec![PoolInventory {
                 uid: "pool-uid".parse().unwrap(),
@@ -424,4 +425,45 @@ fn an_image_in_another_pool_is_not_the_volumes() {
             FindingKind::VolumeWithoutImage
         ]
     );
+}
+
+/// Closes the image of the volume, as its node does before a move.
+fn close(view: &mut View) {
+    let pool = &mut view.inventory.pools[0];
+    pool.closed = pool
+        .images
+        .drain(..)
+        .map(|image| ClosedImage { image, by: None })
+        .collect();
+    view.inventory.loops.pop();
+    view.inventory.mounts.pop();
+}
+
+#[test]
+fn a_closed_image_is_that_of_its_volume_or_replica_and_reported_without_both() {
+    assert_eq!(kinds(close), [], "the volume moves away");
+    let mut retained = replica("pvc-1", 0);
+    retained.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
+    let moved = |view: &mut View| {
+        close(view);
+        view.volumes.clear();
+        view.replicas = vec![retained.clone()];
+    };
+    assert_eq!(kinds(moved), [], "the replica reserves what the volume did");
+    let found = kinds(|view| {
+        close(view);
+        view.volumes.clear();
+    });
+    let expected = [
+        FindingKind::ClosedImageWithoutObject,
+        FindingKind::LedgerMismatch,
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_replica_beside_its_volume_is_counted_once() {
+    let mut retained = replica("pvc-1", 0);
+    retained.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
+    assert_eq!(kinds(|view| view.replicas = vec![retained.clone()]), []);
 }

@@ -73,7 +73,7 @@ async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
 fn view(agent: &Agent, inventory: Inventory) -> Option<(StorageNode, View)> {
     let object = agent.desired.node()?;
     let node = readable(&object)?.clone();
-    let Some((volumes, snapshots, groups)) = agent.desired.everything() else {
+    let Some((volumes, snapshots, groups, replicas)) = agent.desired.everything() else {
         tracing::warn!("cannot read an object, the node is not compared");
         return None;
     };
@@ -82,6 +82,7 @@ fn view(agent: &Agent, inventory: Inventory) -> Option<(StorageNode, View)> {
         volumes,
         snapshots,
         groups,
+        replicas,
         inventory,
     };
     Some((node, view))
@@ -132,7 +133,8 @@ fn is_reported(view: &View, finding: &Finding) -> bool {
             let name = name.and_then(|name| name.to_str()).unwrap_or_default();
             !view.is_claimed(name)
         }
-        FindingKind::SnapshotWithoutImage
+        FindingKind::ClosedImageWithoutObject
+        | FindingKind::SnapshotWithoutImage
         | FindingKind::GroupIncomplete
         | FindingKind::IdentityConflict
         | FindingKind::LedgerMismatch
