@@ -60,6 +60,17 @@ impl ControlPlane {
 
     /// Starts a new control plane that does not know the custom resources.
     pub async fn start_without_definitions() -> Self {
+        Self::start_bare(&[]).await
+    }
+
+    /// Starts a new control plane in which these feature gates are on, and establishes the custom resources.
+    pub async fn start_with_feature_gates(gates: &[&str]) -> Self {
+        let this = Self::start_bare(gates).await;
+        this.install_definitions().await;
+        this
+    }
+
+    async fn start_bare(feature_gates: &[&str]) -> Self {
         let started = Instant::now();
         let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
         let folder = Folder::new();
@@ -107,6 +118,11 @@ impl ControlPlane {
                 // No controller creates the service account that this plugin requires for every pod.
                 "--disable-admission-plugins=ServiceAccount",
             ])
+            .args(
+                feature_gates
+                    .iter()
+                    .map(|gate| format!("--feature-gates={gate}=true")),
+            )
             .env(GARBAGE.0, GARBAGE.1);
         let mut apiserver = Process::start(
             "kube-apiserver",
