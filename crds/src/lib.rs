@@ -69,7 +69,7 @@ pub use snapshot_parameters::SnapshotParameters;
 pub use volume::{
     AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
 };
-pub use volume_move::{VolumeMove, VolumeMoveSpec, VolumeMoveStatus};
+pub use volume_move::{MovePlan, MoveTakeover, VolumeMove, VolumeMoveSpec, VolumeMoveStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,

@@ -407,6 +407,28 @@ names! {
         OtherProblem,
 
         // Moves of volumes, set by the operator.
+        /// The volume cannot begin to move now; the message states why.
+        ///
+        /// Follow the message, or delete the VolumeMove.
+        NotMovable,
+        /// The volume moves together with other volumes, and waits for them.
+        ///
+        /// No action is needed, unless the message names a VolumeMove that is missing: create it, or use
+        /// `kubectl cistern move`.
+        WaitingForOthers,
+        /// The volume has moved. Its former node keeps the old image until a pod uses the volume, or for five
+        /// minutes.
+        ///
+        /// No action is needed.
+        OldImageKept,
+        /// The old image or the copy is being removed.
+        ///
+        /// No action is needed. If it persists, check the node that the message names.
+        RemovingImage,
+        /// The move is undone: the volume stays on its node.
+        ///
+        /// No action is needed.
+        Undoing,
         /// Pods that use the volume are still bound to another node.
         ///
         /// Delete the pods that the message names.

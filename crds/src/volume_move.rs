@@ -1,15 +1,22 @@
-//! `VolumeMove`: a volume whose node has changed, until its PersistentVolume names the new node. The
-//! operator writes all of it.
+//! `VolumeMove`: a volume that changes its node, until its PersistentVolume names the new node.
+//!
+//! An administrator creates it to move a volume to another node; its data is copied. The operator creates it for
+//! a volume whose disk is in another machine. `docs/design-moving.md` describes both.
 
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::condition::{self, Condition};
 
+/// Maximum number of volumes that move together.
+pub const MAXIMUM_TOGETHER: u32 = 64;
+
 /// The volume, and where it moves.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
+)]
 #[kube(
     group = "cistern.storage",
     version = "v1alpha1",
@@ -19,30 +26,49 @@ use crate::condition::{self, Condition};
     category = "cistern",
     status = "VolumeMoveStatus",
     derive = "PartialEq",
-    doc = "A volume whose node changes, until its PersistentVolume names the new node. Written by Cistern.",
-    printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
-    printcolumn = r#"{"name":"From","type":"string","jsonPath":".spec.fromNode"}"#,
-    printcolumn = r#"{"name":"To","type":"string","jsonPath":".spec.toNode"}"#,
+    doc = "Moves a volume to another node. The object has the name of the volume, and is deleted when the move has ended. Delete it earlier to undo the move, as long as the volume names its former node.",
+    validation = Rule::new("self.metadata.name == self.spec.volumeName").message("a VolumeMove has the name of its volume"),
+    validation = Rule::new("has(self.spec.takeover) == has(oldSelf.spec.takeover) && (has(self.spec.takeover) || self.spec == oldSelf.spec)").message("a VolumeMove cannot be changed: delete it, and create another one"),
+    validation = Rule::new("!has(self.spec.takeover) || has(self.spec.toNode)").message("a takeover has a toNode"),
+    printcolumn = r#"{"name":"From","type":"string","jsonPath":".status.plan.fromNode"}"#,
+    printcolumn = r#"{"name":"To","type":"string","jsonPath":".status.plan.toNode"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeMoveSpec {
-    /// Name of the PoolVolume. Set by the operator; immutable.
+    /// Name of the PoolVolume, which is also the name of this object. Immutable.
     #[schemars(length(min = 1, max = 63))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("volumeName cannot be changed"))]
     pub volume_name: String,
 
-    /// Name of the Node that held the volume. Set by the operator.
+    /// Name of the Node to move to. Absent: the operator chooses the node with the most room in the volume's pool
+    /// that takes new volumes. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub to_node: Option<String>,
+
+    /// Names of the PoolVolumes that move to the same node at the same time, each with a VolumeMove of its own:
+    /// those that a pod uses together. The operator adds those of the pods that exist. Empty by default; at most 64;
+    /// immutable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "names_schema")]
+    pub together_with: Vec<String>,
+
+    /// What the volume follows if its disk is in another machine: no data is copied then. Set by the operator;
+    /// absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takeover: Option<MoveTakeover>,
+}
+
+/// A volume that follows its disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MoveTakeover {
+    /// Name of the Node that held the volume. Set by the operator, which changes it and `toNode` if the disk is in a
+    /// third machine meanwhile.
     #[schemars(length(min = 1, max = 253))]
     pub from_node: String,
-
-    /// Name of the Node that has the volume's disk now. Set by the operator, which changes it if the disk
-    /// is in a third machine meanwhile.
-    #[schemars(length(min = 1, max = 253))]
-    pub to_node: String,
-
     /// The epoch of the PoolVolume from which on it is on the new node. Set by the operator.
     pub epoch: u32,
 }
@@ -51,6 +77,9 @@ pub struct VolumeMoveSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeMoveStatus {
+    /// What was decided, before anything was changed. Absent until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<MovePlan>,
     /// The PersistentVolume before it was replaced: metadata and spec. It is created again from this if
     /// the operator ends in between. Absent until then, and if it need not be replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,6 +92,53 @@ pub struct VolumeMoveStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// Where a volume moves. It does not change once it is decided, except for a disk that is in a third machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MovePlan {
+    /// Name of the Node that the volume leaves.
+    #[schemars(length(min = 1, max = 253))]
+    pub from_node: String,
+    /// Name of the Node that the volume moves to.
+    #[schemars(length(min = 1, max = 253))]
+    pub to_node: String,
+    /// The epoch of the PoolVolume from which on it is on the new node.
+    pub epoch: u32,
+    /// Names of the other PoolVolumes that move with it. Absent if it moves alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "names_schema")]
+    pub together_with: Vec<String>,
+}
+
+impl VolumeMove {
+    /// What was decided for the move. None until then.
+    pub fn plan(&self) -> Option<MovePlan> {
+        if let (Some(takeover), Some(to_node)) = (&self.spec.takeover, &self.spec.to_node) {
+            return Some(MovePlan {
+                from_node: takeover.from_node.clone(),
+                to_node: to_node.clone(),
+                epoch: takeover.epoch,
+                together_with: Vec::new(),
+            });
+        }
+        self.status.as_ref()?.plan.clone()
+    }
+
+    /// The UID that replicas and fences of the move name.
+    pub fn move_uid(&self) -> String {
+        self.uid().unwrap_or_default()
+    }
+}
+
 fn any_object_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+fn names_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": MAXIMUM_TOGETHER,
+        "items": {"type": "string", "minLength": 1, "maxLength": 63},
+        "x-kubernetes-list-type": "set",
+    })
 }

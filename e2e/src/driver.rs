@@ -211,6 +211,11 @@ impl Driver {
         &self.node
     }
 
+    /// Returns the address at which the node sends images to other nodes.
+    pub fn transfer(&self) -> SocketAddr {
+        self.host.transfer
+    }
+
     /// The CSI controller service.
     pub async fn controller_client(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.controller.channel().await)

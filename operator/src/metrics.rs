@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use cistern_client::metrics::Gauges;
-use cistern_crds::{ConditionType, condition};
+use cistern_crds::{ConditionType, Reason, condition};
 use kube::ResourceExt as _;
 use prometheus_client::{
     collector::Collector,
@@ -184,6 +184,20 @@ impl Collector for ClusterCollector {
             "cistern_operator_gone_node_objects",
             "Volumes and snapshots on a node that is gone from the cluster.",
             left,
+        )?;
+        let mut moves = self.cluster.moves.all();
+        moves.retain(|_| leads);
+        let moves = moves.iter().map(|object| {
+            let status = object.status.as_ref();
+            let waits =
+                status.and_then(|it| condition::failing(&it.conditions, ConditionType::Ready));
+            let reason = waits.map_or_else(|| Reason::Pending.to_string(), |it| it.reason.clone());
+            ([("volume", object.name_any()), ("reason", reason)], 1_u64)
+        });
+        gauges.write(
+            "cistern_operator_volume_moves",
+            "Volumes that move to another node, by the reason for which each waits now.",
+            moves,
         )?;
         gauges.write_one(
             "cistern_operator_unclaimed_objects",

@@ -15,12 +15,19 @@
 //! its reclaim policy: while it is `Retain`, its deletion deletes no data. It is not deleted while a pod that
 //! uses it is bound to another node that exists.
 
+mod abandoned;
 mod advance;
+mod decide;
+mod pods;
+mod relocate;
+mod stages;
 mod steps;
+mod target;
+mod together;
 mod volume;
 
 use cistern_client::{Rejection, writes::patch_guarded};
-use cistern_crds::{PoolVolume, VolumeMove, VolumeMoveSpec, names};
+use cistern_crds::{MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
 
@@ -63,11 +70,18 @@ impl Controller for MovesController {
     const NAME: &'static str = "moves";
 
     fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
-        let moves = &context.cluster.moves;
+        let (moves, volumes) = (&context.cluster.moves, &context.cluster.volumes);
+        let is_moving = |name: &str| volumes.get(name).is_some_and(|it| it.moves.is_some());
         match change {
-            Change::Everything => moves.keys(|_| true),
+            Change::Everything => {
+                let mut names = moves.keys(|_| true);
+                names.extend(volumes.keys(|volume| volume.moves.is_some()));
+                names
+            }
             Change::Move(name) => vec![name.clone()],
-            Change::Volume { name, .. } if moves.contains(name) => vec![name.clone()],
+            Change::Volume { name, .. } if moves.contains(name) || is_moving(name) => {
+                vec![name.clone()]
+            }
             _ => Vec::new(),
         }
     }
@@ -75,21 +89,25 @@ impl Controller for MovesController {
     async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
         match Move::read(context, name).await? {
             Some(it) => it.advance().await,
-            None => Ok(Next::OnChange),
+            None => abandoned::undo(context, name).await,
         }
     }
 }
 
-/// Creates the VolumeMove of a volume that is about to name `node`. One that exists is continued: the
-/// node of the volume decides where its PersistentVolume goes. Fails if the API server refuses it.
-pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result<(), Error> {
+/// Creates the VolumeMove of a volume that is about to name `node`, which has its disk. One for another takeover is
+/// changed: the node of the volume decides where its PersistentVolume goes. Returns false while the volume still
+/// moves otherwise. Fails if the API server refuses it.
+pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result<bool, Error> {
     let api = Api::<VolumeMove>::all(context.client.clone());
     let name = volume.name_any();
     let spec = VolumeMoveSpec {
         volume_name: name.clone(),
-        from_node: volume.spec.node_name.clone(),
-        to_node: node.to_owned(),
-        epoch: volume.spec.epoch.saturating_add(1),
+        to_node: Some(node.to_owned()),
+        together_with: Vec::new(),
+        takeover: Some(MoveTakeover {
+            from_node: volume.spec.node_name.clone(),
+            epoch: volume.spec.epoch.saturating_add(1),
+        }),
     };
     let failed = |verb, source| Error::Api {
         verb,
@@ -104,15 +122,16 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
         ..PostParams::default()
     };
     match api.create(&parameters, &object).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(true),
         Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => {
             let found = api.get(&name).await.map_err(|it| failed("get", it))?;
-            if found.spec == spec {
-                return Ok(());
+            if found.spec == spec || found.spec.takeover.is_none() {
+                return Ok(found.spec == spec);
             }
             let change = json!({"spec": spec});
             let written = patch_guarded(&api, &found, names::OPERATOR_MANAGER, change).await;
-            written.map(drop).map_err(|it| failed("update", it))
+            written.map_err(|it| failed("update", it))?;
+            Ok(true)
         }
         Err(error) => Err(failed("create", error)),
     }

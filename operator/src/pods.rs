@@ -6,21 +6,29 @@ use cistern_crds::names::TRANSFER_PORT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
+/// Names of the claims that a pod names, in its namespace.
+pub fn claims(pod: &Pod) -> impl Iterator<Item = String> {
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| {
+        if let Some(source) = &volume.persistent_volume_claim {
+            return Some(source.claim_name.clone());
+        }
+        // The claim of a generic ephemeral volume has this name.
+        let name = || format!("{}-{}", pod.name_any(), volume.name);
+        volume.ephemeral.is_some().then(name)
+    })
+}
+
 /// Whether a pod uses a claim and has not ended.
 pub fn uses(pod: &Pod, claim: &str) -> bool {
     let phase = pod
         .status
         .as_ref()
         .and_then(|status| status.phase.as_deref());
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    let mut volumes = volumes.into_iter().flatten();
-    let names_it = volumes.any(|volume| match &volume.persistent_volume_claim {
-        Some(source) => source.claim_name == claim,
-        // The claim of a generic ephemeral volume has this name.
-        None => {
-            volume.ephemeral.is_some() && claim == format!("{}-{}", pod.name_any(), volume.name)
-        }
-    });
+    let names_it = claims(pod).any(|name| name == claim);
     names_it && !matches!(phase, Some("Succeeded" | "Failed"))
 }
 

@@ -6,8 +6,8 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, ContentSource, PoolSnapshot, PoolVolume, Provisioning, time,
-    unclaimed::Claimable, volume::PoolVolumeStatus,
+    ConditionStatus, ConditionType, ContentSource, FenceState, PoolSnapshot, PoolVolume,
+    Provisioning, time, unclaimed::Claimable, volume::PoolVolumeStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -29,6 +29,41 @@ pub struct Stored<R> {
     /// The PoolSnapshot on another node that the volume is to be made from; None if it has been made, or needs
     /// no copy.
     pub awaits: Option<Box<AwaitedCopy>>,
+    /// The node that the volume is declared to move to.
+    pub moves: Option<Box<DeclaredMove>>,
+}
+
+/// A volume that moves to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredMove {
+    /// The node that it moves to.
+    pub node: Box<str>,
+    /// UID of the VolumeMove.
+    pub uid: Box<str>,
+    /// Name of its image once it is closed, so that it can be copied.
+    pub closed_image: Option<Box<str>>,
+}
+
+impl DeclaredMove {
+    fn of(volume: &PoolVolume) -> Option<Self> {
+        let target = volume.spec.target.as_ref()?;
+        let status = volume.status.as_ref();
+        let status = status.filter(|status| status.epoch == volume.spec.epoch);
+        let is_closed = status
+            .and_then(|it| it.fence.as_ref())
+            .is_some_and(|fence| {
+                fence.state == FenceState::Closed && fence.move_uid == target.move_uid
+            });
+        let image = status.and_then(|status| status.image.as_ref());
+        let image = image
+            .filter(|_| is_closed)
+            .map(|image| image.uid.as_str().into());
+        Some(Self {
+            node: target.node_name.as_str().into(),
+            uid: target.move_uid.as_str().into(),
+            closed_image: image,
+        })
+    }
 }
 
 /// A snapshot on another node.
@@ -74,6 +109,7 @@ impl<R> Default for Stored<R> {
             requested_name: None,
             report: None,
             awaits: None,
+            moves: None,
         }
     }
 }
@@ -94,6 +130,7 @@ impl StoredVolume {
         let stored = Self::of(&volume, provisioning);
         Self {
             awaits: volume.awaited_copy().map(AwaitedCopy::of).map(Box::new),
+            moves: DeclaredMove::of(&volume).map(Box::new),
             report: reportable(volume).map(Box::new),
             ..stored
         }
@@ -125,6 +162,7 @@ impl<R> Stored<R> {
             requested_name: (requested != object.name_any()).then(|| requested.into()),
             report: None,
             awaits: None,
+            moves: None,
         }
     }
 }

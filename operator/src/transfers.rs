@@ -1,7 +1,8 @@
-//! Permits copies between nodes: an ImageTransfer for each volume that waits for a snapshot of another node.
+//! Permits copies between nodes: an ImageTransfer for each volume that waits for a snapshot of another node, or
+//! that is closed to move to another node.
 //!
 //! The agent of the source sends only what an ImageTransfer permits, and the agent of the target asks only for
-//! that. So a copy is possible from the reservation of the volume until it is made.
+//! that. So a copy is possible from the reservation of the volume, or from its closing, until it is made.
 //!
 //! *Invariant:* an ImageTransfer exists only while its volume waits for it, and names the node that the snapshot is
 //! on now. One that names something else is deleted, and created anew.
@@ -43,7 +44,9 @@ impl Controller for TransfersController {
         match change {
             Change::Everything => {
                 let mut names = transfers.keys(|_| true);
-                names.extend(volumes.keys(|volume| volume.awaits.is_some()));
+                names.extend(
+                    volumes.keys(|volume| volume.awaits.is_some() || volume.moves.is_some()),
+                );
                 names
             }
             Change::Volume { name, .. } | Change::Transfer(name) => vec![name.clone()],
@@ -66,10 +69,7 @@ impl Controller for TransfersController {
             (_, Some(found)) => {
                 let deleted = delete_exactly(&api, &*found).await;
                 deleted.map_err(|source| failed("delete", name, source))?;
-                tracing::info!(
-                    volume = name,
-                    "the copy of its snapshot is no longer permitted"
-                );
+                tracing::info!(volume = name, "the copy is no longer permitted");
             }
             (None, None) => {}
         }
@@ -77,24 +77,9 @@ impl Controller for TransfersController {
     }
 }
 
-/// The ImageTransfer of a volume; None if it needs none, or if its snapshot is gone or on its own node.
+/// The ImageTransfer of a volume; None if it needs none.
 fn desired(cluster: &ClusterState, name: &str, volume: &StoredVolume) -> Option<ImageTransfer> {
-    let awaits = volume.awaits.as_ref()?;
-    let target = &volume.location.as_ref()?.node;
-    let snapshot = cluster.snapshots.get(&awaits.snapshot)?;
-    let source = &snapshot.location.as_ref()?.node;
-    if source == target {
-        return None;
-    }
-    let spec = ImageTransferSpec {
-        source_node: source.to_string(),
-        target_node: target.to_string(),
-        snapshot_name: Some(awaits.snapshot.to_string()),
-        move_uid: None,
-        image: awaits.image.to_string(),
-        volume_name: name.to_owned(),
-        purpose: TransferPurpose::Restore,
-    };
+    let spec = restored(cluster, name, volume).or_else(|| moved(name, volume))?;
     let mut transfer = ImageTransfer::new(name, spec);
     // Kubernetes deletes it with the volume, also while no operator runs.
     transfer.metadata.owner_references = Some(vec![OwnerReference {
@@ -105,6 +90,42 @@ fn desired(cluster: &ClusterState, name: &str, volume: &StoredVolume) -> Option<
         ..OwnerReference::default()
     }]);
     Some(transfer)
+}
+
+/// The copy of the snapshot that a volume waits for; None if it waits for none, or if its snapshot is gone or on its
+/// own node.
+fn restored(
+    cluster: &ClusterState,
+    name: &str,
+    volume: &StoredVolume,
+) -> Option<ImageTransferSpec> {
+    let awaits = volume.awaits.as_ref()?;
+    let target = &volume.location.as_ref()?.node;
+    let snapshot = cluster.snapshots.get(&awaits.snapshot)?;
+    let source = &snapshot.location.as_ref()?.node;
+    (source != target).then(|| ImageTransferSpec {
+        source_node: source.to_string(),
+        target_node: target.to_string(),
+        snapshot_name: Some(awaits.snapshot.to_string()),
+        move_uid: None,
+        image: awaits.image.to_string(),
+        volume_name: name.to_owned(),
+        purpose: TransferPurpose::Restore,
+    })
+}
+
+/// The copy of a volume that moves; None until it is closed.
+fn moved(name: &str, volume: &StoredVolume) -> Option<ImageTransferSpec> {
+    let declared = volume.moves.as_ref()?;
+    Some(ImageTransferSpec {
+        source_node: volume.location.as_ref()?.node.to_string(),
+        target_node: declared.node.to_string(),
+        snapshot_name: None,
+        move_uid: Some(declared.uid.to_string()),
+        image: declared.closed_image.as_ref()?.to_string(),
+        volume_name: name.to_owned(),
+        purpose: TransferPurpose::Move,
+    })
 }
 
 async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<(), Error> {
@@ -126,7 +147,7 @@ async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<()
                 snapshot = snapshot_name.as_deref(),
                 from = source_node,
                 to = target_node,
-                "the copy of a snapshot is permitted"
+                "a copy is permitted"
             );
             Ok(())
         }

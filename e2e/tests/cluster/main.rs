@@ -25,6 +25,7 @@ mod moves;
 mod nodes;
 mod parameters;
 mod placement;
+mod relocation;
 mod restarts;
 mod restore;
 mod snapshots;

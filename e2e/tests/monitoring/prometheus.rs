@@ -21,7 +21,8 @@ use crate::{
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 /// Metrics and matchers that have series only during problems or copies, or for attached volumes. This installation
 /// has none of these.
-const WITHOUT_SERIES: [&str; 11] = [
+const WITHOUT_SERIES: [&str; 12] = [
+    "cistern_operator_volume_moves",
     "cistern_operator_gone_node_objects",
     "cistern_volume_problem",
     "cistern_volumes_not_expanded",

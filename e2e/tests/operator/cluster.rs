@@ -41,7 +41,11 @@ impl Cluster {
 
     /// Starts a new cluster.
     pub(crate) async fn start() -> Self {
-        let control_plane = ControlPlane::start().await;
+        Self::start_on(ControlPlane::start().await).await
+    }
+
+    /// Installs the manifests on this control plane, and starts the operator.
+    pub(crate) async fn start_on(control_plane: ControlPlane) -> Self {
         let mut apply = command(tool("kubectl").await);
         apply
             .arg("--kubeconfig")

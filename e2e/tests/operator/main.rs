@@ -23,6 +23,7 @@ mod objects;
 mod own_writes;
 mod pools;
 mod process;
+mod relocation;
 mod replaced;
 mod takeover;
 mod transfers;

@@ -78,6 +78,12 @@ impl Objects {
 
     /// Creates a Node with labels, on which the driver is registered and the agent is ready.
     pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
+        self.add_node_without_agent(name, labels).await;
+        self.add_agent(name, 9812).await;
+    }
+
+    /// Creates a Node as [`Self::add_node`] does, without the pod of its agent.
+    pub(crate) async fn add_node_without_agent(&self, name: &str, labels: &[(&str, &str)]) {
         let mut all = json!({names::TOPOLOGY_KEY: name});
         for (key, value) in labels {
             all[key] = json!(value);
@@ -88,7 +94,6 @@ impl Objects {
         )
         .await;
         self.register(name).await;
-        self.add_agent(name).await;
     }
 
     /// Registers the driver on a node, as kubelet does.
@@ -102,8 +107,8 @@ impl Objects {
         create(&self.csi_nodes(), &object).await;
     }
 
-    /// Creates a ready pod of the DaemonSet on a node.
-    pub(crate) async fn add_agent(&self, node: &str) {
+    /// Creates a ready pod of the DaemonSet on a node, which sends to other nodes at this port.
+    pub(crate) async fn add_agent(&self, node: &str, transfer: u16) {
         let name = format!("agent-{node}");
         let pod = json!({
             "metadata": {
@@ -112,7 +117,7 @@ impl Objects {
             },
             "spec": {"nodeName": node, "containers": [{
                 "name": "driver", "image": "x",
-                "ports": [{"name": names::TRANSFER_PORT, "containerPort": 9812}],
+                "ports": [{"name": names::TRANSFER_PORT, "containerPort": transfer}],
             }]},
         });
         create(&self.pods(), &pod).await;

@@ -457,7 +457,7 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
     let label = json!({"metadata": {"labels": {names::TOPOLOGY_KEY: "reg-1"}}});
     change(&api.nodes(), "reg-1", label).await;
     is(ConditionType::TopologyRegistered, "True", "Reconciled").await;
-    api.add_agent("reg-1").await;
+    api.add_agent("reg-1", 9812).await;
     is(ConditionType::AgentReporting, "True", "Reconciled").await;
     is(ConditionType::Ready, "False", "Pending").await;
     api.report("reg-1", "reg", Bytes::gib(9)).await;

@@ -13,6 +13,7 @@ use crate::{
 const ONLY_LOCATION: &str = "and nothing else of its spec";
 const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
 const ONLY_NODE: &str = "the node and the reclaim policy";
+const ONLY_LEFT: &str = "bound to a node and have not started";
 const NO_LOCATION: &str = "does not change the node";
 
 #[tokio::test]
@@ -191,6 +192,51 @@ async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
         ("DELETE", &others, none, ONLY_OURS),
     ];
     check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn the_operator_deletes_only_pods_with_claims_that_are_bound_and_have_not_started() {
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    let pods = "/api/v1/namespaces/default/pods";
+    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    let scratch = json!({"name": "data", "emptyDir": {}});
+    let none = &Value::Null;
+    for (name, node, volume, phase) in [
+        ("running", "a", &claim, "Running"),
+        ("unbound", "", &claim, "Pending"),
+        ("without-claim", "a", &scratch, "Pending"),
+        ("left", "a", &claim, "Pending"),
+    ] {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "nodeName": node, "volumes": [volume],
+                "containers": [{"name": "c", "image": "x"}],
+            },
+        });
+        let status = json!({"status": {"phase": phase}});
+        let path = format!("{pods}/{name}/status");
+        check(admin, &[("POST", pods, &pod, ALLOWED)]).await;
+        check(admin, &[("PATCH", &path, &status, ALLOWED)]).await;
+    }
+    await_policy(operator).await;
+    let path = |name: &str| format!("{pods}/{name}");
+    for name in ["running", "unbound", "without-claim"] {
+        let path = path(name);
+        eventually(
+            "the policy to refuse",
+            Duration::from_secs(30),
+            async || match ask(operator, "DELETE", &format!("{path}?dryRun=All"), none).await {
+                Err(status) if status.message.contains(ONLY_LEFT) => Ok(()),
+                answer => Err(format!("{answer:?}")),
+            },
+        )
+        .await;
+        check(operator, &[("DELETE", &path, none, ONLY_LEFT)]).await;
+    }
+    check(operator, &[("DELETE", &path("left"), none, ALLOWED)]).await;
 }
 
 /// Waits until the policy of the operator's changes is enforced.

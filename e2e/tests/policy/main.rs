@@ -397,7 +397,7 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         ("GET", &its_lease, none, ALLOWED),
         ("DELETE", &its_lease, none, NO_RIGHT),
         ("PATCH", &another, label, NO_RIGHT),
-        // Lists the pods that use a claim, without access to single pods or writes.
+        // Lists the pods that use a claim, and changes none; locations.rs says which it deletes.
         ("GET", "/api/v1/namespaces/default/pods", none, ALLOWED),
         ("GET", "/api/v1/namespaces/default/pods/x", none, NO_RIGHT),
         (
@@ -417,6 +417,7 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         ("GET", "/api/v1/persistentvolumes", none, ALLOWED),
         ("GET", CONTENTS, none, ABSENT),
         ("DELETE", CONTENTS, none, NO_RIGHT),
+        ("PATCH", "poolreplicas/x/status", status, NO_RIGHT),
     ];
     check(&operator, rows).await;
 

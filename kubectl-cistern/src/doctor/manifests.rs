@@ -143,6 +143,7 @@ mod tests {
             "nodes.cistern.storage",
             "locations.cistern.storage",
             "persistentvolumes.cistern.storage",
+            "pods.cistern.storage",
             "definitions.cistern.storage",
         ];
         assert_eq!(names, expected.map(|name| Some(name.to_owned())));

@@ -1,10 +1,11 @@
 //! Finds volumes whose disk has moved and whose PersistentVolume has not followed: no pod that uses them can be
-//! scheduled. The VolumeMove says why the operator waits. If it does not, the PersistentVolume with the node
+//! scheduled. The VolumeMove says why the operator waits. A move that an administrator wants is an issue only if it
+//! waits for something that does not come by itself. If no move says why, the PersistentVolume with the node
 //! affinity of another node is the issue. Pure.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Condition, ConditionType, HasImage as _, PoolVolume, VolumeMove, condition, names,
+    Condition, ConditionType, HasImage as _, PoolVolume, Reason, VolumeMove, condition, names,
     persistent_volume::nodes_of,
 };
 use kube::ResourceExt as _;
@@ -19,7 +20,7 @@ pub(super) fn of_move(object: &VolumeMove, cluster: &Cluster, now: DateTime<Utc>
     let mut volumes = cluster.volumes.iter();
     let volume = volumes.find(|it| it.name_any() == *volume);
     Some(Issue {
-        node: Some(object.spec.to_node.clone()),
+        node: object.plan().map(|plan| plan.to_node),
         pool: volume.map(|volume| volume.pool_name().to_owned()),
         ..Issue::by(waits, Severity::Error, "VolumeMove", object.name_any())
     })
@@ -28,7 +29,27 @@ pub(super) fn of_move(object: &VolumeMove, cluster: &Cluster, now: DateTime<Utc>
 /// The condition that says why a move waits.
 fn waits(object: &VolumeMove, now: DateTime<Utc>) -> Option<&Condition> {
     let conditions = &object.status.as_ref()?.conditions;
-    condition::failing(conditions, ConditionType::Ready).filter(|_| !is_new(object, now))
+    let waits = condition::failing(conditions, ConditionType::Ready)?;
+    let is_takeover = object.spec.takeover.is_some();
+    (!is_new(object, now) && (is_takeover || !goes_on(&waits.reason))).then_some(waits)
+}
+
+/// Whether a move that waits for a reason goes on by itself, or once its pods have ended, as intended.
+fn goes_on(reason: &str) -> bool {
+    use Reason::{
+        Copying, Moving, OldImageKept, Pending, PodsRemain, RemovingImage, WaitingForOthers,
+    };
+
+    let awaited = [
+        Copying,
+        Moving,
+        OldImageKept,
+        Pending,
+        PodsRemain,
+        RemovingImage,
+        WaitingForOthers,
+    ];
+    Reason::parse(reason).is_some_and(|reason| awaited.contains(&reason))
 }
 
 /// Returns an issue if the PersistentVolume of a volume is bound to another node, and no move says why.
@@ -78,8 +99,8 @@ mod tests {
     fn waiting_move(volume: &PoolVolume) -> VolumeMove {
         object(json!({
             "metadata": {"name": volume.name_any(), "creationTimestamp": "1970-01-01T00:00:00Z"},
-            "spec": {"volumeName": volume.name_any(), "fromNode": "the-old-node",
-                "toNode": volume.node_name(), "epoch": 1},
+            "spec": {"volumeName": volume.name_any(), "toNode": volume.node_name(),
+                "takeover": {"fromNode": "the-old-node", "epoch": 1}},
             "status": {"conditions": [condition("Ready", "False", "PodsRemain", "shop/db-0 uses it")]},
         }))
     }
@@ -144,6 +165,12 @@ mod tests {
         assert_eq!(of_move(&object, &cluster, at(30)), None);
         assert!(of_move(&object, &cluster, at(90)).is_some());
         cluster.volumes.clear();
+        assert!(of_move(&object, &cluster, at(90)).is_some());
+        // An administrator wants this one, and its pods have not ended yet.
+        object.spec.takeover = None;
+        assert_eq!(of_move(&object, &cluster, at(90)), None);
+        let status = object.status.as_mut().unwrap();
+        status.conditions[0].reason = Reason::NoSpace.to_string();
         assert!(of_move(&object, &cluster, at(90)).is_some());
         object.status = None;
         assert_eq!(of_move(&object, &cluster, at(90)), None);

@@ -1,6 +1,8 @@
 //! The cached part of Cistern's custom resources.
 
-use cistern_crds::{ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
+use cistern_crds::{
+    ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, VolumeMoveStatus,
+};
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use super::WatchedKind;
@@ -107,7 +109,11 @@ impl WatchedKind for VolumeMove {
 
     fn entry(mut self) -> Option<Self> {
         self.metadata = identity::with_deletion(&self.metadata);
-        self.status = None;
+        // The saved PersistentVolume is read when it is needed.
+        self.status = self.status.map(|status| VolumeMoveStatus {
+            conditions: status.conditions,
+            ..VolumeMoveStatus::default()
+        });
         Some(self)
     }
 

@@ -7,15 +7,12 @@ use cistern_client::{
     writes::{delete_exactly, patch_guarded, patch_status_guarded, remove_finalizer},
 };
 use cistern_crds::{
-    ConditionType, EventReason, Explanation, PoolVolume, VolumeMove,
+    ConditionType, EventReason, Explanation, MovePlan, PoolVolume, VolumeMove,
     condition::{self, ConditionUpdate},
     names,
 };
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, Pod};
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, PostParams},
-};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::{Value, json};
 
 use super::{
@@ -27,7 +24,6 @@ use crate::{
     Context,
     controller::Next,
     events::{EventContent, publish_once},
-    pods::uses,
 };
 
 /// When to look again at a move that waits.
@@ -39,9 +35,9 @@ const ACTION: &str = "Moving";
 
 /// A move, with what the API server has of it.
 pub(super) struct Move<'a> {
-    context: &'a Context,
-    object: VolumeMove,
-    volume: Option<PoolVolume>,
+    pub(super) context: &'a Context,
+    pub(super) object: VolumeMove,
+    pub(super) volume: Option<PoolVolume>,
     persistent_volume: Option<PersistentVolume>,
 }
 
@@ -85,14 +81,26 @@ impl<'a> Move<'a> {
 
     /// Takes the next step.
     pub(super) async fn advance(&self) -> Result<Next, Error> {
+        let Some(plan) = self.object.plan() else {
+            return self.decide().await;
+        };
         let pods = self.pods_elsewhere().await?;
         let step = next(&View {
             object: &self.object,
+            plan: &plan,
             volume: self.volume.as_ref(),
             persistent_volume: self.persistent_volume.as_ref(),
-            is_granted: self.is_granted(),
+            is_granted: self.is_granted(&plan),
             pods: &pods,
         });
+        if self.is_takeover() {
+            return self.take(step).await;
+        }
+        Box::pin(self.relocate(&plan, step)).await
+    }
+
+    /// Takes a step with the PersistentVolume.
+    pub(super) async fn take(&self, step: Step) -> Result<Next, Error> {
         tracing::debug!(volume = self.name(), ?step, "moving the PersistentVolume");
         match (step, &self.persistent_volume) {
             (Step::Wait(why), _) => {
@@ -139,7 +147,8 @@ impl<'a> Move<'a> {
         match self.patch(seen, change).await {
             Err(Error::Api { source, .. }) if Rejection::from(&source) == Rejection::Invalid => {
                 let saved = json!({"persistentVolume": volume::saved(seen)});
-                self.write_status("save", saved).await
+                self.write_status("save the PersistentVolume in", saved)
+                    .await
             }
             result => result,
         }
@@ -153,45 +162,66 @@ impl<'a> Move<'a> {
             .map_err(|error| self.failed("update", error))
     }
 
-    /// Writes why the move waits.
-    async fn report(&self, why: Explanation) -> Result<(), Error> {
-        let before = self.object.status.clone().unwrap_or_default().conditions;
-        let mut conditions = before.clone();
+    /// Writes why the move waits. Returns whether that is new.
+    pub(super) async fn report(&self, why: Explanation) -> Result<bool, Error> {
+        let before = self.object.status.clone().unwrap_or_default();
+        let mut conditions = before.conditions.clone();
         let update = ConditionUpdate::new(ConditionType::Ready, false, why.reason, why.message);
         let generation = self.object.metadata.generation;
         condition::set(&mut conditions, &update, generation, (self.context.now)());
-        if conditions == before {
-            return Ok(());
+        let plan = self.object.plan();
+        if conditions == before.conditions && plan == before.plan {
+            return Ok(false);
         }
-        let conditions = json!({"conditions": conditions});
-        self.write_status("update the VolumeMove of", conditions)
-            .await
+        let change = json!({"conditions": conditions, "plan": plan});
+        self.write_status("update", change).await?;
+        Ok(true)
     }
 
-    async fn write_status(&self, verb: &'static str, change: Value) -> Result<(), Error> {
+    /// Writes a part of the status of the VolumeMove.
+    pub(super) async fn write_status(
+        &self,
+        verb: &'static str,
+        change: Value,
+    ) -> Result<(), Error> {
         let (api, manager) = (self.moves(), names::OPERATOR_MANAGER);
         let written = patch_status_guarded(&api, &self.object, manager, change).await;
-        written.map(drop).map_err(|error| self.failed(verb, error))
+        let object = format!("VolumeMove {}", self.name());
+        written
+            .map(drop)
+            .map_err(|error| self.failed_with(verb, &object, error))
     }
 
-    /// Reports that the PersistentVolume has followed, and removes the VolumeMove.
-    async fn end(&self) -> Result<Next, Error> {
-        if let (Some(volume), Some(claim)) = (&self.volume, self.claim())
-            && volume.spec.epoch >= self.object.spec.epoch
-        {
-            let node = &volume.spec.node_name;
-            let body = EventContent {
-                is_warning: false,
-                reason: EventReason::VolumeMoved,
-                action: ACTION,
-                note: format!(
-                    "volume {} is on node {node} now, with its disk",
-                    self.name()
-                ),
-                key: volume.spec.epoch.to_string(),
-            };
-            publish_once(self.context, claim, &body).await?;
+    /// Reports on the claim that the volume is on another node.
+    pub(super) async fn announce(&self) -> Result<(), Error> {
+        let (Some(volume), Some(claim), Some(plan)) =
+            (&self.volume, self.claim(), self.object.plan())
+        else {
+            return Ok(());
+        };
+        let node = &volume.spec.node_name;
+        if volume.spec.epoch < plan.epoch || *node != plan.to_node {
+            return Ok(());
         }
+        let how = if self.is_takeover() {
+            ", with its disk"
+        } else {
+            ""
+        };
+        let body = EventContent {
+            is_warning: false,
+            reason: EventReason::VolumeMoved,
+            action: ACTION,
+            note: format!("volume {} is on node {node} now{how}", self.name()),
+            key: volume.spec.epoch.to_string(),
+        };
+        publish_once(self.context, claim, &body).await?;
+        Ok(())
+    }
+
+    /// Reports that the volume has moved, and removes the VolumeMove.
+    pub(super) async fn end(&self) -> Result<Next, Error> {
+        self.announce().await?;
         let (api, manager) = (self.moves(), names::OPERATOR_MANAGER);
         let ended = async {
             let left = if self.object.metadata.deletion_timestamp.is_some() {
@@ -204,51 +234,52 @@ impl<'a> Move<'a> {
                 None => Ok(()),
             }
         };
+        let object = format!("VolumeMove {}", self.name());
         ended
             .await
-            .map_err(|error| self.failed("end the move of", error))?;
+            .map_err(|error| self.failed_with("delete", &object, error))?;
         Ok(Next::OnChange)
     }
 
     /// Names of the pods that use the volume and are bound to another node that exists. They are listed only
-    /// while the PersistentVolume names another node.
+    /// while the PersistentVolume names another node. If the volume was closed, a pod that has not started cannot
+    /// get it, and is not in the way.
     async fn pods_elsewhere(&self) -> Result<Vec<String>, Error> {
-        let (Some(volume), Some(claim)) = (&self.volume, self.claim()) else {
+        let Some(volume) = &self.volume else {
             return Ok(Vec::new());
         };
         let bound_to = self.persistent_volume.as_ref().and_then(volume::node_of);
         if bound_to == Some(&names::topology_value(&volume.spec.node_name)) {
             return Ok(Vec::new());
         }
-        let namespace = claim.namespace.as_deref().unwrap_or_default();
-        let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
-        let pods = api.list(&ListParams::default()).await;
-        let pods = pods.map_err(|error| self.failed("list the pods of", error))?;
-        let name = claim.name.as_deref().unwrap_or_default();
-        let elsewhere = pods.items.into_iter().filter(|pod| {
-            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let elsewhere = self.users().await?.into_iter().filter(|pod| {
             let exists = |node: &&str| self.context.cluster.node(node).is_some();
-            let node = node.filter(exists);
-            node.is_some_and(|node| node != volume.spec.node_name) && uses(pod, name)
+            let node = pod.node.as_deref().filter(exists);
+            node.is_some_and(|node| node != volume.spec.node_name)
+                && (pod.has_started || self.is_takeover())
         });
-        let named = elsewhere.map(|pod| format!("{namespace}/{}", pod.name_any()));
-        Ok(named.collect())
+        Ok(elsewhere.map(|pod| pod.to_string()).collect())
     }
 
     /// Whether the takeover that the move is for stays granted, so that the volume may still follow.
-    fn is_granted(&self) -> bool {
-        let node = self.context.cluster.storage_node(&self.object.spec.to_node);
+    fn is_granted(&self, plan: &MovePlan) -> bool {
+        let node = self.context.cluster.storage_node(&plan.to_node);
         let pools = node.iter().filter_map(|guard| guard.0.as_ref().ok());
         let mut pools = pools.flat_map(|node| &node.spec.pools);
         pools.any(|pool| pool.take_over.is_some())
     }
 
-    fn claim(&self) -> Option<&ObjectReference> {
+    /// Whether the volume follows its disk, so that no data is copied.
+    fn is_takeover(&self) -> bool {
+        self.object.spec.takeover.is_some()
+    }
+
+    pub(super) fn claim(&self) -> Option<&ObjectReference> {
         let spec = self.persistent_volume.as_ref()?.spec.as_ref()?;
         spec.claim_ref.as_ref()
     }
 
-    fn moves(&self) -> Api<VolumeMove> {
+    pub(super) fn moves(&self) -> Api<VolumeMove> {
         Api::all(self.context.client.clone())
     }
 
@@ -256,14 +287,23 @@ impl<'a> Move<'a> {
         Api::all(self.context.client.clone())
     }
 
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.object.spec.volume_name
     }
 
     fn failed(&self, verb: &'static str, source: kube::Error) -> Error {
+        self.failed_with(verb, "its PersistentVolume", source)
+    }
+
+    pub(super) fn failed_with(
+        &self,
+        verb: &'static str,
+        object: &str,
+        source: kube::Error,
+    ) -> Error {
         Error::Api {
             verb,
-            object: "its PersistentVolume".to_owned(),
+            object: object.to_owned(),
             volume: self.name().to_owned(),
             source,
         }

@@ -1,6 +1,6 @@
 //! The next step of a move, from what the API server has. Pure.
 
-use cistern_crds::{Explanation, PoolVolume, Reason, VolumeMove, names};
+use cistern_crds::{Explanation, MovePlan, PoolVolume, Reason, VolumeMove, names};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -35,6 +35,7 @@ pub(super) enum Step {
 /// What is known of a move.
 pub(super) struct View<'a> {
     pub(super) object: &'a VolumeMove,
+    pub(super) plan: &'a MovePlan,
     pub(super) volume: Option<&'a PoolVolume>,
     pub(super) persistent_volume: Option<&'a PersistentVolume>,
     /// Whether the takeover is granted, so that the volume may still follow.
@@ -54,7 +55,7 @@ pub(super) fn next(view: &View<'_>) -> Step {
     let Some(volume) = view.volume else {
         return Step::End;
     };
-    if volume.spec.epoch < view.object.spec.epoch {
+    if volume.spec.epoch < view.plan.epoch {
         return if view.is_granted {
             wait(Reason::Pending, "the volume has not moved yet".to_owned())
         } else {
@@ -93,7 +94,7 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     }
     if !view.pods.is_empty() && !is_terminating {
         let message = format!(
-            "pods that use the volume are bound to another node than {node}, which has its disk: {}",
+            "pods that use the volume are bound to another node than {node}, which has it: {}",
             view.pods.join(", ")
         );
         return wait(Reason::PodsRemain, message);

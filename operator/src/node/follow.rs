@@ -105,11 +105,16 @@ pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Gran
 
 /// Moves the volumes and snapshots of a pool. Returns whether none is left.
 async fn move_contents(context: &Context, pool: TakenOver<'_>) -> Result<bool, Error> {
-    let volumes = find::<PoolVolume>(context, pool).await?;
-    for volume in &volumes {
-        moves::begin(context, volume, pool.node).await?;
+    let found = find::<PoolVolume>(context, pool).await?;
+    let mut volumes = Vec::new();
+    for volume in &found {
+        // A move of its data is undone, and ends, before the volume follows its disk.
+        if moves::begin(context, volume, pool.node).await? {
+            volumes.push(volume.clone());
+        }
     }
-    let volumes = move_all(context, pool, &volumes).await?;
+    let all_begin = volumes.len() == found.len();
+    let volumes = move_all(context, pool, &volumes).await? && all_begin;
     let snapshots = find::<PoolSnapshot>(context, pool).await?;
     let snapshots = move_all(context, pool, &snapshots).await?;
     Ok(volumes && snapshots)

@@ -1,4 +1,4 @@
-use cistern_crds::{VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
+use cistern_crds::{MoveTakeover, VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{super::volume::saved, *};
@@ -6,9 +6,12 @@ use super::{super::volume::saved, *};
 fn object() -> VolumeMove {
     let spec = VolumeMoveSpec {
         volume_name: "pvc-1".to_owned(),
-        from_node: "node-1".to_owned(),
-        to_node: "node-2".to_owned(),
-        epoch: 1,
+        to_node: Some("node-2".to_owned()),
+        together_with: Vec::new(),
+        takeover: Some(MoveTakeover {
+            from_node: "node-1".to_owned(),
+            epoch: 1,
+        }),
     };
     let mut object = VolumeMove::new("pvc-1", spec);
     object.metadata.uid = Some("uid-of-the-move".to_owned());
@@ -51,6 +54,7 @@ fn persistent_volume(node: &str) -> PersistentVolume {
 fn step(object: &VolumeMove, found: Option<&PersistentVolume>) -> Step {
     next(&View {
         object,
+        plan: &object.plan().unwrap(),
         volume: Some(&moved()),
         persistent_volume: found,
         is_granted: true,
@@ -77,7 +81,7 @@ fn a_persistent_volume_is_saved_before_anything_and_each_state_leads_to_the_next
     );
     object.status = Some(VolumeMoveStatus {
         persistent_volume: Some(saved(&found)),
-        conditions: Vec::new(),
+        ..VolumeMoveStatus::default()
     });
     assert_eq!(step(&object, Some(&found)), Step::Retain);
     found
@@ -107,8 +111,10 @@ fn a_persistent_volume_is_saved_before_anything_and_each_state_leads_to_the_next
 #[test]
 fn a_move_begins_when_its_volume_has_moved_and_ends_when_it_will_not() {
     let (object, found, before) = (object(), persistent_volume("node-1"), ready_volume());
+    let plan = object.plan().unwrap();
     let view = |is_granted| View {
         object: &object,
+        plan: &plan,
         volume: Some(&before),
         persistent_volume: Some(&found),
         is_granted,
@@ -135,6 +141,7 @@ fn a_persistent_volume_in_use_or_held_by_others_is_not_touched() {
     let pods = ["default/web-0".to_owned()];
     let used = next(&View {
         object: &object,
+        plan: &object.plan().unwrap(),
         volume: Some(&moved()),
         persistent_volume: Some(&found),
         is_granted: true,
@@ -155,11 +162,12 @@ fn a_saved_persistent_volume_is_created_again_also_without_its_volume() {
     let mut object = object();
     object.status = Some(VolumeMoveStatus {
         persistent_volume: Some(saved(&persistent_volume("node-1"))),
-        conditions: Vec::new(),
+        ..VolumeMoveStatus::default()
     });
     let without = |volume, is_granted| {
         let step = next(&View {
             object: &object,
+            plan: &object.plan().unwrap(),
             volume,
             persistent_volume: None,
             is_granted,

@@ -1,0 +1,322 @@
+//! Carries out a move whose data is copied: reads what `stages` decides from, and writes what it decides.
+//!
+//! *Invariant:* what a decision rests on is read from the API server, not from a cache, and each write names the
+//! version that was read.
+
+use std::time::Duration;
+
+use cistern_client::{
+    Rejection,
+    writes::{delete_exactly, patch_guarded, remove_finalizer},
+};
+use cistern_crds::{
+    Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
+    Reason, ReplicaPurpose, VolumeMove, names,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+};
+use serde_json::json;
+
+use super::{
+    Error,
+    advance::Move,
+    pods::User,
+    stages::{self, Seen, Stage, size_of},
+    steps::Step,
+    together::Companion,
+};
+use crate::{controller::Next, pods::uses};
+
+/// When to look again at a move that the agents carry out. The operator does not watch replicas.
+const AGENTS: Duration = Duration::from_secs(1);
+/// When to look again at a move that waits for users.
+const USERS: Duration = Duration::from_secs(5);
+/// Between two steps.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
+/// The replicas of a move.
+struct Replicas {
+    retained: Option<PoolReplica>,
+    incoming: Option<PoolReplica>,
+}
+
+impl Replicas {
+    const fn of(&self, purpose: ReplicaPurpose) -> Option<&PoolReplica> {
+        match purpose {
+            ReplicaPurpose::Retained => self.retained.as_ref(),
+            ReplicaPurpose::Incoming => self.incoming.as_ref(),
+        }
+    }
+}
+
+impl Move<'_> {
+    /// Takes the next step of a move whose data is copied. `follow` is the next step with the PersistentVolume.
+    pub(super) async fn relocate(&self, plan: &MovePlan, follow: Step) -> Result<Next, Error> {
+        let (replicas, users) = (self.replicas(plan).await?, self.users().await?);
+        let companions = self.companions(plan).await?;
+        let lost = self.is_lost(plan);
+        let stage = stages::next(&Seen {
+            object: &self.object,
+            plan,
+            volume: self.volume.as_ref(),
+            retained: replicas.retained.as_ref(),
+            incoming: replicas.incoming.as_ref(),
+            users: &users,
+            companions: &companions,
+            lost: lost.as_deref(),
+            is_to_follow: follow != Step::End,
+            now: (self.context.now)(),
+        });
+        tracing::debug!(volume = self.name(), ?stage, "moving");
+        match stage {
+            Stage::Follow => return self.take(follow).await,
+            Stage::Wait(why) => return self.wait(why).await,
+            Stage::End => return self.end().await,
+            Stage::DeletePods(pods) => self.delete_pods(&pods).await?,
+            Stage::Create(purpose) => self.create_replica(plan, purpose).await?,
+            Stage::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
+            Stage::Release(purpose) => self.release(replicas.of(purpose)).await?,
+            stage @ (Stage::Declare | Stage::Cancel | Stage::Undo | Stage::Commit) => {
+                self.write_volume(plan, &stage).await?;
+            }
+        }
+        Ok(Next::After(AT_ONCE))
+    }
+
+    /// Reports why the move waits.
+    async fn wait(&self, why: Explanation) -> Result<Next, Error> {
+        let is_arrived = why.reason == Reason::OldImageKept;
+        let is_for_users = is_arrived || matches!(why.reason, Reason::PodsRemain);
+        if self.report(why).await? && is_arrived {
+            self.announce().await?;
+        }
+        Ok(Next::After(if is_for_users { USERS } else { AGENTS }))
+    }
+
+    /// Changes the location of the volume. The schema has the last word.
+    async fn write_volume(&self, plan: &MovePlan, stage: &Stage) -> Result<(), Error> {
+        let Some(volume) = &self.volume else {
+            return Ok(());
+        };
+        let move_uid = self.object.move_uid();
+        let next = volume.spec.epoch.saturating_add(1);
+        let (what, change) = match stage {
+            Stage::Declare => {
+                let node_name = plan.to_node.clone();
+                let target = MoveTarget {
+                    node_name,
+                    move_uid,
+                };
+                (
+                    "declared the node that it moves to",
+                    json!({"target": target}),
+                )
+            }
+            Stage::Cancel => ("gave up its move", json!({"cancelledMoveUID": move_uid})),
+            Stage::Undo => ("undid its move", json!({"target": null, "epoch": next})),
+            _ => {
+                let takeovers = self.takeovers(plan, volume);
+                let change = json!({
+                    "nodeName": plan.to_node, "target": null, "epoch": next, "takeovers": takeovers,
+                });
+                ("moved it to another node", change)
+            }
+        };
+        let api = Api::<PoolVolume>::all(self.context.client.clone());
+        let change = json!({"spec": change});
+        let written = patch_guarded(&api, volume, names::OPERATOR_MANAGER, change).await;
+        written.map_err(|error| self.failed_with("update", "the PoolVolume", error))?;
+        let (from, to) = (&plan.from_node, &plan.to_node);
+        tracing::info!(volume = self.name(), from, to, "{what}");
+        Ok(())
+    }
+
+    /// How often the pool of the new node has been taken over: the volume is in that pool from now on.
+    fn takeovers(&self, plan: &MovePlan, volume: &PoolVolume) -> u32 {
+        let guard = self.context.cluster.storage_node(&plan.to_node);
+        let node = guard.as_deref().and_then(|guard| guard.0.as_ref().ok());
+        let mut pools = node
+            .iter()
+            .flat_map(|node| &node.status)
+            .flat_map(|it| &it.pools);
+        let pool = pools.find(|pool| pool.name == volume.spec.pool_name);
+        pool.map_or(0, |pool| pool.takeovers)
+    }
+
+    /// Why the new node cannot take the volume any more: it is gone, and with it the copy.
+    fn is_lost(&self, plan: &MovePlan) -> Option<String> {
+        let cluster = &self.context.cluster;
+        cluster
+            .storage_node(&plan.to_node)
+            .is_none()
+            .then(|| format!("there is no StorageNode {}", plan.to_node))
+    }
+
+    async fn replicas(&self, plan: &MovePlan) -> Result<Replicas, Error> {
+        let volume = self.name();
+        Ok(Replicas {
+            retained: self.replica(volume, plan.epoch.saturating_sub(1)).await?,
+            incoming: self.replica(volume, plan.epoch).await?,
+        })
+    }
+
+    async fn replica(&self, volume: &str, epoch: u32) -> Result<Option<PoolReplica>, Error> {
+        let api = Api::<PoolReplica>::all(self.context.client.clone());
+        let found = api.get_opt(&PoolReplica::name_of(volume, epoch)).await;
+        found.map_err(|error| self.failed_with("get", "a PoolReplica", error))
+    }
+
+    /// The volumes that move together with this one. They matter until this one has moved.
+    async fn companions(&self, plan: &MovePlan) -> Result<Vec<Companion>, Error> {
+        let is_before = self
+            .volume
+            .as_ref()
+            .is_some_and(|it| it.spec.epoch < plan.epoch);
+        let mut companions = Vec::new();
+        for name in plan.together_with.iter().filter(|_| is_before) {
+            let failed = |error| self.failed_with("get", "a volume that moves with it", error);
+            let volumes = Api::<PoolVolume>::all(self.context.client.clone());
+            let volume = volumes.get_opt(name).await.map_err(failed)?;
+            let object = self.moves().get_opt(name).await.map_err(failed)?;
+            let mut replicas = [None, None];
+            if let Some(its_plan) = object.as_ref().and_then(VolumeMove::plan) {
+                let epoch = its_plan.epoch;
+                replicas = [
+                    self.replica(name, epoch.saturating_sub(1)).await?,
+                    self.replica(name, epoch).await?,
+                ];
+            }
+            let replicas = [replicas[0].as_ref(), replicas[1].as_ref()];
+            let (object, volume) = (object.as_ref(), volume.as_ref());
+            companions.push(Companion::of(name, plan, object, volume, replicas));
+        }
+        Ok(companions)
+    }
+
+    /// The pods that use the volume.
+    pub(super) async fn users(&self) -> Result<Vec<User>, Error> {
+        let pods = self.pods().await?;
+        Ok(pods.iter().map(User::of).collect())
+    }
+
+    /// The same, as they are.
+    pub(super) async fn pods(&self) -> Result<Vec<Pod>, Error> {
+        let Some(claim) = self.claim() else {
+            return Ok(Vec::new());
+        };
+        let namespace = claim.namespace.as_deref().unwrap_or_default();
+        let name = claim.name.as_deref().unwrap_or_default();
+        let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
+        let pods = api.list(&ListParams::default()).await;
+        let pods = pods.map_err(|error| self.failed_with("list", "the pods", error))?;
+        Ok(pods
+            .items
+            .into_iter()
+            .filter(|pod| uses(pod, name))
+            .collect())
+    }
+
+    /// Deletes pods that were bound to the former node and have not started: they cannot get the volume there.
+    /// What made them makes new ones.
+    async fn delete_pods(&self, pods: &[User]) -> Result<(), Error> {
+        for pod in pods {
+            let api = Api::<Pod>::namespaced(self.context.client.clone(), &pod.namespace);
+            let parameters = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: Some(pod.uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match api.delete(&pod.name, &parameters).await {
+                Ok(_) => {
+                    let volume = self.name();
+                    tracing::info!(volume, %pod, "deleted the pod, which is bound to the former node");
+                }
+                Err(error) if Rejection::from(&error) == Rejection::NotFound => {}
+                Err(error) => return Err(self.failed_with("delete", "a pod", error)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn create_replica(&self, plan: &MovePlan, purpose: ReplicaPurpose) -> Result<(), Error> {
+        let Some(volume) = &self.volume else {
+            return Ok(());
+        };
+        let Some(image) = volume.image().map(|image| image.uid.clone()) else {
+            return Ok(());
+        };
+        let spec = &volume.spec;
+        let (node_name, epoch) = match purpose {
+            ReplicaPurpose::Retained => (plan.from_node.clone(), plan.epoch.saturating_sub(1)),
+            ReplicaPurpose::Incoming => (plan.to_node.clone(), plan.epoch),
+        };
+        let replica = PoolReplica::desired(PoolReplicaSpec {
+            volume_name: self.name().to_owned(),
+            image,
+            node_name,
+            pool_name: spec.pool_name.clone(),
+            epoch,
+            purpose,
+            move_uid: self.object.move_uid(),
+            size: size_of(volume),
+            provisioning: spec.attributes.provisioning,
+            extent_size: spec.extent_size,
+            deletion_requested: false,
+        });
+        let parameters = PostParams {
+            field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let api = Api::<PoolReplica>::all(self.context.client.clone());
+        match api.create(&parameters, &replica).await {
+            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
+            created => created
+                .map(drop)
+                .map_err(|error| self.failed_with("create", "a PoolReplica", error)),
+        }
+    }
+
+    /// Requests that the agent removes the image of a replica.
+    async fn remove_image(&self, replica: Option<&PoolReplica>) -> Result<(), Error> {
+        let Some(replica) = replica else {
+            return Ok(());
+        };
+        let api = Api::<PoolReplica>::all(self.context.client.clone());
+        let change = json!({"spec": {"deletionRequested": true}});
+        let written = patch_guarded(&api, replica, names::OPERATOR_MANAGER, change).await;
+        written.map_err(|error| self.failed_with("update", "a PoolReplica", error))?;
+        if replica.spec.purpose == ReplicaPurpose::Retained {
+            self.announce().await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a replica. Its image is gone, or the volume's own.
+    async fn release(&self, replica: Option<&PoolReplica>) -> Result<(), Error> {
+        let Some(replica) = replica else {
+            return Ok(());
+        };
+        let api = Api::<PoolReplica>::all(self.context.client.clone());
+        let released = async {
+            let left = if replica.metadata.deletion_timestamp.is_some() {
+                Some(replica.clone())
+            } else {
+                delete_exactly(&api, replica).await?
+            };
+            match left {
+                Some(left) => {
+                    remove_finalizer(&api, &left, names::OPERATOR_MANAGER, names::FINALIZER).await
+                }
+                None => Ok(()),
+            }
+        };
+        released
+            .await
+            .map_err(|error| self.failed_with("delete", "a PoolReplica", error))
+    }
+}

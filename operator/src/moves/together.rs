@@ -1,0 +1,116 @@
+//! The volumes that move together, because pods use them together: no pod can use volumes of two nodes.
+//!
+//! Each has a VolumeMove of its own. They wait for each other before they declare the target, and before they commit.
+
+use std::fmt;
+
+use cistern_crds::{HasImage as _, MovePlan, PoolReplica, PoolVolume, VolumeMove};
+
+/// A volume that moves together with another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Companion {
+    /// Name of the PoolVolume.
+    pub(super) volume: String,
+    pub(super) progress: Progress,
+}
+
+/// How far a volume has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Progress {
+    /// It does not move to the same node.
+    Absent,
+    /// It waits for its pods, or for room.
+    Waiting,
+    /// Both nodes have room for it.
+    Prepared,
+    /// Its copy is complete, or it has moved.
+    Complete,
+}
+
+impl Companion {
+    /// How far the other volume has moved, by its objects. `plan` is that of the move which waits for it.
+    pub(super) fn of(
+        name: &str,
+        plan: &MovePlan,
+        object: Option<&VolumeMove>,
+        volume: Option<&PoolVolume>,
+        replicas: [Option<&PoolReplica>; 2],
+    ) -> Self {
+        Self {
+            volume: name.to_owned(),
+            progress: progress(plan, object, volume, replicas),
+        }
+    }
+
+    pub(super) fn is_absent(&self) -> bool {
+        self.progress == Progress::Absent
+    }
+
+    pub(super) fn is_prepared(&self) -> bool {
+        self.progress >= Progress::Prepared
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.progress == Progress::Complete
+    }
+}
+
+impl fmt::Display for Companion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let volume = &self.volume;
+        match self.progress {
+            Progress::Absent => write!(
+                f,
+                "pods use volume {volume} together with this one, and it has no VolumeMove to the same node"
+            ),
+            Progress::Waiting => {
+                write!(f, "volume {volume} moves together with this one, and waits")
+            }
+            Progress::Prepared => {
+                write!(
+                    f,
+                    "volume {volume} moves together with this one, and is being copied"
+                )
+            }
+            Progress::Complete => write!(f, "volume {volume} has been copied"),
+        }
+    }
+}
+
+fn progress(
+    plan: &MovePlan,
+    object: Option<&VolumeMove>,
+    volume: Option<&PoolVolume>,
+    replicas: [Option<&PoolReplica>; 2],
+) -> Progress {
+    // A volume that is gone holds nobody up.
+    let Some(volume) = volume else {
+        return Progress::Complete;
+    };
+    if volume.spec.node_name == plan.to_node {
+        return Progress::Complete;
+    }
+    let Some(object) = object.filter(|it| it.metadata.deletion_timestamp.is_none()) else {
+        return Progress::Absent;
+    };
+    let Some(its_plan) = object.plan() else {
+        return Progress::Waiting;
+    };
+    // It was undone, or moves elsewhere.
+    if its_plan.to_node != plan.to_node || volume.spec.epoch >= its_plan.epoch {
+        return Progress::Absent;
+    }
+    let uid = object.move_uid();
+    let is_own = |it: &&PoolReplica| it.spec.move_uid == uid && !it.spec.deletion_requested;
+    let [retained, incoming] = replicas.map(|it| it.filter(is_own));
+    let is_declared = volume.spec.target.is_some();
+    if is_declared && incoming.is_some_and(PoolReplica::is_complete) {
+        return Progress::Complete;
+    }
+    let is_reserved = |it: Option<&PoolReplica>| it.is_some_and(|it| it.reserved().is_some());
+    if is_reserved(retained) && is_reserved(incoming) {
+        Progress::Prepared
+    } else {
+        Progress::Waiting
+    }
+}
