@@ -5,7 +5,7 @@ packages_of() {
   case $1 in
   check) echo prometheus shellcheck ;;
   host) echo btrfs-progs e2fsprogs fdisk mount util-linux xfsprogs ;;
-  bench) echo fio ;;
+  bench) echo fio rsync ;;
   browser) echo chromium chromium-driver fonts-dejavu-core ;;
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
   control-plane | sanity) echo ca-certificates prometheus ;;

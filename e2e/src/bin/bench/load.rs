@@ -76,7 +76,7 @@ fn fio(driver: &Driver, target: &Path) -> std::process::Command {
 }
 
 /// Microseconds that all processors of the machine have worked.
-fn busy() -> f64 {
+pub(crate) fn busy() -> f64 {
     let stat = fs::read_to_string("/proc/stat").expect("/proc is mounted");
     let all = stat.lines().next().expect("it begins with the sum");
     let ticks: Vec<f64> = all

@@ -14,6 +14,7 @@
 mod by_hand;
 mod capacity;
 mod changes;
+mod copies;
 mod data;
 mod extents;
 mod fast_disk;
@@ -64,8 +65,11 @@ impl Figure {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // The name of one part, or none for all parts.
-    let asked = std::env::args().nth(1);
+    // The name of one part, or none for all parts; and how many mebibytes `copies` copies.
+    let mut arguments = std::env::args().skip(1);
+    let asked = arguments.next();
+    let copied = arguments.next().map(|size| size.parse());
+    let copied = copied.transpose().expect("usage: bench [PART [MEBIBYTES]]");
     let runs = |part: &str| asked.as_deref().is_none_or(|asked| asked == part);
     let control_plane = ControlPlane::start().await;
     control_plane.install_definitions().await;
@@ -112,6 +116,9 @@ async fn main() {
         None => {}
     }
     operator.finish().await;
+    if runs("copies") {
+        copies::figures(&control_plane, copied.unwrap_or(copies::SIZE)).await;
+    }
     driver.finish().await;
 }
 

@@ -1,11 +1,63 @@
 //! Pools that have a disk of their own.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use cistern_crds::StoragePool;
-use cistern_e2e::{ControlPlane, Driver, objects};
+use cistern_e2e::{
+    ControlPlane, Driver, Folder, objects,
+    process::{command, output},
+};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
+
+/// A sparse file as a disk. Its loop device bypasses the page cache of the file.
+pub(crate) struct SparseDisk {
+    device: String,
+    _folder: Folder,
+}
+
+impl SparseDisk {
+    /// Creates a disk of this size.
+    pub(crate) async fn new(bytes: u64) -> Self {
+        let folder = Folder::new();
+        let file = folder.join("disk");
+        let disk = fs::File::create(&file).and_then(|disk| disk.set_len(bytes));
+        disk.expect("a file that takes nothing");
+        let file = file.to_str().expect("our paths are text");
+        let device = losetup(&[
+            "--find",
+            "--show",
+            "--direct-io=on",
+            "--sector-size=4096",
+            file,
+        ])
+        .await;
+        Self {
+            device: device.trim_end().to_owned(),
+            _folder: folder,
+        }
+    }
+
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        Path::new(&self.device)
+    }
+
+    /// Removes it as soon as the pool on it is unmounted: the kernel keeps device and file until then.
+    pub(crate) async fn remove_with_pool(self) {
+        losetup(&["--detach", &self.device]).await;
+    }
+}
+
+async fn losetup(arguments: &[&str]) -> String {
+    let mut losetup = command("losetup");
+    losetup.args(arguments);
+    output(losetup, Duration::from_secs(30)).await
+}
 
 /// Creates a pool on a device; returns its folder in the node's mount namespace.
 pub(crate) async fn on_device(

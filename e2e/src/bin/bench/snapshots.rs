@@ -8,9 +8,9 @@ use std::{
 
 use cistern_crds::{Bytes, PoolVolume, parameters::POOL as POOL_PARAMETER};
 use cistern_e2e::{
-    ControlPlane, Driver, Folder,
+    ControlPlane, Driver,
     measure::{milliseconds, percentile},
-    process::{command, output},
+    process::output,
 };
 use cistern_proto::csi::v1::{
     CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, VolumeCapability,
@@ -133,29 +133,9 @@ pub(crate) async fn figures(control_plane: &ControlPlane, driver: &Driver, pool:
 
 /// Creates a pool on its own disk; returns its folder outside the node's mount namespace.
 pub(crate) async fn pool(control_plane: &ControlPlane, driver: &Driver) -> PathBuf {
-    let folder = Folder::new();
-    let file = folder.join("disk");
-    let disk = fs::File::create(&file).and_then(|disk| disk.set_len(DISK));
-    disk.expect("a file that takes nothing");
-    let losetup = async |arguments: &[&str]| {
-        let mut losetup = command("losetup");
-        losetup.args(arguments);
-        output(losetup, Duration::from_secs(30)).await
-    };
-    let file = file.to_str().expect("our paths are text");
-    let device = [
-        "--find",
-        "--show",
-        "--direct-io=on",
-        "--sector-size=4096",
-        file,
-    ];
-    let device = losetup(&device).await;
-    let device = device.trim_end();
-    let folder_of_pool = pools::on_device(control_plane, driver, POOL, Path::new(device)).await;
-    // The kernel keeps both for as long as the pool is mounted.
-    losetup(&["--detach", device]).await;
-    drop(folder);
+    let disk = pools::SparseDisk::new(DISK).await;
+    let folder_of_pool = pools::on_device(control_plane, driver, POOL, disk.path()).await;
+    disk.remove_with_pool().await;
     pools::outside(driver, &folder_of_pool)
 }
 
@@ -254,7 +234,7 @@ async fn uid(control_plane: &ControlPlane, volume: &str) -> String {
 }
 
 /// A raw block volume, so that only the bench decides the placement of its data.
-fn device() -> VolumeCapability {
+pub(crate) fn device() -> VolumeCapability {
     VolumeCapability {
         access_type: Some(AccessType::Block(BlockVolume {})),
         ..latency::capability()
