@@ -1,5 +1,5 @@
 //! Kernel calls that rustix lacks: loop devices, block devices, extents, growing
-//! filesystems, `mount_setattr`.
+//! filesystems, `mount_setattr`, `sync_file_range`.
 //!
 //! *Invariant:* this is the only module of the workspace with `unsafe` code, and it has no logic:
 //! one function is one call.
@@ -13,6 +13,7 @@ mod devices;
 mod extents;
 mod filesystems;
 mod mounts;
+mod write_back;
 
 pub(crate) use self::{
     devices::{
@@ -30,4 +31,5 @@ pub(crate) use self::{
         xfs_grow,
     },
     mounts::mount_setattr,
+    write_back::write_back,
 };

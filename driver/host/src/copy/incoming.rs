@@ -24,6 +24,10 @@ use crate::{
 /// The extended attribute that records the state of a copy. Only root can read or change it.
 pub(super) const STATE: &str = "trusted.cistern.copy";
 
+/// Length of what the disk begins to write at a time. Smaller pieces of copies that are received at the same
+/// time would lie between each other on the disk.
+const WRITE_BACK: u64 = 16 << 20;
+
 /// What is copied, and how much of it is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct State {
@@ -43,6 +47,8 @@ pub struct Incoming {
     pool_uuid: uuid::Uuid,
     /// End of what was written or is a hole.
     written: u64,
+    /// End of what the disk has begun to write.
+    begun: u64,
 }
 
 impl Pool {
@@ -119,6 +125,7 @@ impl Pool {
             request: request.clone(),
             pool_uuid: self.filesystem_uuid(),
             written,
+            begun: written,
         }
     }
 }
@@ -144,10 +151,22 @@ impl Incoming {
             let source = io::Error::new(io::ErrorKind::InvalidData, place);
             return Err(failed("write the copy", &self.request.volume)(source));
         };
-        self.system
-            .write(self.file.as_fd(), chunk.offset, &chunk.data)
-            .map_err(|source| self.failed("write the copy", source))?;
+        let file = self.file.as_fd();
+        let written = self.system.write(file, chunk.offset, &chunk.data);
+        written.map_err(|source| self.failed("write the copy", source))?;
         self.written = end;
+        self.write_back()
+    }
+
+    /// Lets the disk write while the next chunks arrive, so that a sync takes little time.
+    fn write_back(&mut self) -> Result<(), Error> {
+        let part = self.begun..self.written;
+        if part.end - part.start < WRITE_BACK {
+            return Ok(());
+        }
+        let begun = self.system.write_back(self.file.as_fd(), &part);
+        begun.map_err(|source| self.failed("write the copy", source))?;
+        self.begun = part.end;
         Ok(())
     }
 
@@ -159,7 +178,9 @@ impl Incoming {
             self.system.replace_attribute(file, STATE, &self.state()?)?;
             self.system.sync(file)
         };
-        record().map_err(|source| self.failed("sync the copy", source))
+        record().map_err(|source| self.failed("sync the copy", source))?;
+        self.begun = self.written;
+        Ok(())
     }
 
     /// Completes the copy after its last chunk. Idempotent.

@@ -1,6 +1,6 @@
 //! Reads the data of a snapshot or of a closed volume.
 
-use std::ops::Range;
+use std::{io, ops::Range};
 
 use super::{CHUNK, Chunk, Original};
 use crate::{
@@ -88,11 +88,12 @@ impl Iterator for Outgoing {
             }
             return Some(Ok(None));
         };
-        let end = range.end.min(range.start + CHUNK as u64);
+        let end = first_chunk(&range).end;
         if end < range.end {
             self.found.push(end..range.end);
         }
-        let read = changes.read(&(range.start..end));
+        let next = self.found.last().map(first_chunk);
+        let read = changes.read(&(range.start..end), next);
         if read.is_err() {
             self.changes = None;
         }
@@ -105,19 +106,26 @@ impl Iterator for Outgoing {
     }
 }
 
+/// What is read at a time.
+fn first_chunk(range: &Range<u64>) -> Range<u64> {
+    range.start..range.end.min(range.start + CHUNK as u64)
+}
+
 impl Changes {
-    /// Reads a part of the image.
-    fn read(&self, part: &Range<u64>) -> Result<Vec<u8>, Error> {
+    /// Reads a part of the image. The disk reads the next one while this one is sent.
+    fn read(&self, part: &Range<u64>, next: Option<Range<u64>>) -> Result<Vec<u8>, Error> {
         let (system, file) = self.target();
         let length = usize::try_from(part.end - part.start).unwrap_or(CHUNK);
-        let uid = &self.image().uid;
-        let data = system
-            .read(file, part.start, length)
-            .map_err(failed("read the data", uid))?;
-        if data.len() == length {
-            return Ok(data);
-        }
-        let short = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
-        Err(failed("read the data", uid)(short))
+        let read = || -> io::Result<Vec<u8>> {
+            let data = system.read(file, part.start, length)?;
+            if data.len() < length {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Some(next) = next {
+                system.read_ahead(file, &next)?;
+            }
+            Ok(data)
+        };
+        read().map_err(failed("read the data", &self.image().uid))
     }
 }

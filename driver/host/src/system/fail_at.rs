@@ -143,6 +143,14 @@ impl Files for FailAt {
         self.next()?.write(file, offset, bytes)
     }
 
+    fn read_ahead(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        self.next()?.read_ahead(file, part)
+    }
+
+    fn write_back(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        self.next()?.write_back(file, part)
+    }
+
     fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>> {
         self.next()?.read_block(file, offset)
     }

@@ -147,6 +147,11 @@ pub trait Files {
     fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>>;
     /// Writes bytes to a file at an offset.
     fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Begins to read a part of a file into memory, and does not wait until it is there.
+    fn read_ahead(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
+    /// Begins to write a part of a file from memory to the disk, and does not wait until it is there.
+    /// Only [`Files::sync`] makes sure of that.
+    fn write_back(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
     /// Reads a block of a file that was opened with `O_DIRECT`; `UnexpectedEof` when the file ends
     /// within the block.
     fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>>;

@@ -258,3 +258,41 @@ fn a_pool_that_is_full_refuses_the_copy_by_name() {
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     fs::remove_file(filler).unwrap();
 }
+
+#[test]
+fn copies_that_are_received_at_the_same_time_lie_in_few_pieces() {
+    const MEBIBYTES: u8 = 48;
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volumes = ["b", "c"].map(|name| from(&snapshot, block(name, Bytes::mib(64))));
+    let mut incoming = volumes.each_ref().map(|volume| {
+        let mut request = copy_of(&pool, &snapshot, volume);
+        request.original.size = Bytes::mib(64);
+        must(other.receive(&request))
+    });
+    for number in 0..MEBIBYTES {
+        let chunk = Chunk {
+            offset: u64::from(number) << 20,
+            data: vec![number + 1; CHUNK],
+        };
+        for incoming in &mut incoming {
+            must(incoming.write(&chunk));
+        }
+    }
+    for incoming in incoming {
+        must(incoming.complete());
+    }
+    for volume in &volumes {
+        let path = copy_path(&machine, volume);
+        let found = run("filefrag", &[path.to_str().unwrap()]);
+        let (_, extents) = found.rsplit_once(": ").unwrap();
+        let extents: u8 = extents.split(' ').next().unwrap().parse().unwrap();
+        assert!(extents <= MEBIBYTES / 8, "{found}");
+        let copied = fs::read(&path).unwrap();
+        let is_it =
+            |(number, data): (usize, &[u8])| data.iter().all(|byte| *byte as usize == number + 1);
+        let data = &copied[..usize::from(MEBIBYTES) << 20];
+        assert!(data.chunks(CHUNK).enumerate().all(is_it));
+    }
+}

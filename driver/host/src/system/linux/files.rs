@@ -3,6 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     io,
+    num::NonZeroU64,
     ops::Range,
     os::{
         fd::{BorrowedFd, OwnedFd},
@@ -12,11 +13,12 @@ use std::{
 };
 
 use rustix::{
+    buffer::spare_capacity,
     fs::{
-        AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags,
-        ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fremovexattr,
-        fsetxattr, fstat, fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat,
-        renameat_with, unlinkat,
+        Advice, AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags,
+        RenameFlags, ResolveFlags, StatVfsMountFlags, XattrFlags, fadvise, fallocate, fgetxattr,
+        flock, fremovexattr, fsetxattr, fstat, fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat,
+        openat2, renameat, renameat_with, unlinkat,
     },
     io::{Errno, pread, pwrite},
 };
@@ -127,18 +129,34 @@ impl Files for Linux {
     }
 
     fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        let mut done = 0;
-        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match pread(file, rest, offset + done as u64) {
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let done = bytes.len() as u64;
+            match pread(file, spare_capacity(&mut bytes), offset + done) {
                 Ok(0) => break,
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        bytes.truncate(done);
+        // The capacity may be larger than requested.
+        bytes.truncate(length);
         Ok(bytes)
+    }
+
+    fn read_ahead(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        // No length means everything behind the offset.
+        match NonZeroU64::new(part.end.saturating_sub(part.start)) {
+            Some(length) => Ok(fadvise(file, part.start, Some(length), Advice::WillNeed)?),
+            None => Ok(()),
+        }
+    }
+
+    fn write_back(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        // No length means everything behind the offset.
+        if part.is_empty() {
+            return Ok(());
+        }
+        ioctl::write_back(file, part)
     }
 
     fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()> {
