@@ -9,12 +9,18 @@ use cistern_proto::transfer::v1alpha1::{
 use futures::{Stream, StreamExt as _};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{io::BufReader, net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 use crate::{Error, HANDSHAKE, KEEP_ALIVE, KeyPair, PublicKey, WINDOW, tls};
+
+/// Bytes that are read from the socket at a time. TLS by itself reads 4 KiB.
+const BUFFER: usize = 128 << 10;
+
+/// Bytes of a frame of HTTP/2: as many as TLS takes at a time.
+const FRAME: u32 = 64 << 10;
 
 /// What is said of a connection that ended. A source closes it that does not know the key of the receiver.
 const CLOSED: &str = "the connection is closed; after a start of this node plugin, the source learns its key within some seconds";
@@ -44,6 +50,7 @@ pub async fn fetch(
     let channel = Endpoint::from_static("http://source")
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
+        .max_frame_size(FRAME)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .connect_with_connector(once)
@@ -104,7 +111,7 @@ async fn connect(
     own: &KeyPair,
     address: SocketAddr,
     peer: PublicKey,
-) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
+) -> Result<tokio_rustls::client::TlsStream<BufReader<TcpStream>>, Error> {
     let failed = |source| Error::Connect {
         peer: address,
         source,
@@ -115,6 +122,7 @@ async fn connect(
         stream.set_nodelay(true)?;
         // The key names the peer, and no name is looked at.
         let name = ServerName::from(address.ip());
+        let stream = BufReader::with_capacity(BUFFER, stream);
         TlsConnector::from(Arc::new(config))
             .connect(name, stream)
             .await
