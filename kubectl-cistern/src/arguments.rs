@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use humantime::parse_duration;
 use kube::core::Selector;
@@ -83,7 +83,7 @@ pub enum Command {
     Volumes(Volumes),
     /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
-    /// List the copies of snapshots to other nodes, with their progress or why they wait
+    /// List the copies of snapshots and of moving volumes to other nodes, with their progress or why they wait
     Transfers(Transfers),
     /// List the disks of the nodes, and print a StoragePool that uses the blank ones; changes nothing
     Discover(Discover),
@@ -103,6 +103,21 @@ pub enum Command {
     Cordon(Cordon),
     /// Make a pool take new volumes on a node again
     Uncordon(Cordon),
+    /// Move the volumes of claims to another node, with those that pods use together with them
+    #[command(
+        after_help = "A volume moves once no pod uses it: scale its workload down, or delete its pods. Its data is copied. The command \
+        waits until the volumes have moved; Ctrl-C leaves the moves as they are, and the same command goes on with them.\n\
+        Exit codes: 0 the volumes have moved; 1 a move was undone, or --undo was too late; 3 the command failed."
+    )]
+    Move(Move),
+    /// Move all volumes of a node to other nodes; its pools take no new volumes any more
+    #[command(
+        after_help = "Cordons the pools on the node. A volume moves once no pod uses it: evict the pods, for example with `kubectl drain`. \
+        Snapshots stay, and so do volumes whose moves are undone, or which cannot move any more. The command ends when the node has no \
+        other volumes; Ctrl-C leaves the moves as they are, and a second run goes on with them.\n\
+        Exit codes: 0 the node has no volumes; 1 some stay; 3 the command failed."
+    )]
+    Drain(Drain),
     /// Replace the disk of a pool on a node; asks before it gives up volumes on a dead disk
     #[command(
         after_help = "The disk is listed in spec.replacedDisks of the StoragePool. The node then creates the pool on \
@@ -501,6 +516,51 @@ pub struct Cordon {
     pub pool: String,
     /// Name of the node
     pub node: String,
+}
+
+/// Arguments of `move`.
+#[derive(Args, Clone, Debug)]
+pub struct Move {
+    /// Names of claims, as NAME or NAMESPACE/NAME, or of PoolVolumes
+    #[arg(required = true, value_name = "CLAIM")]
+    pub claims: Vec<String>,
+    /// Namespace of the claims (default: that of the context)
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Name of the node to move to (default: the node with the most room)
+    #[arg(long, value_name = "NODE", conflicts_with = "undo")]
+    pub to: Option<String>,
+    /// Undo the moves of these volumes, as long as they are on their former node
+    #[arg(long)]
+    pub undo: bool,
+    /// Wait until the volumes have moved
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    pub wait: bool,
+}
+
+/// Arguments of `drain`.
+#[derive(Args, Clone, Debug)]
+pub struct Drain {
+    /// Name of the node
+    pub node: String,
+    /// Name of the node to move to (default: for each volume, the node with the most room)
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<String>,
+    /// How many groups of volumes that pods use together move at a time; those that pods still use do not begin
+    #[arg(long, default_value = "4", value_parser = at_once, value_name = "NUMBER")]
+    pub at_once: usize,
+    /// Print what would move, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Parses how many groups are copied at a time. Fails with a message for the user.
+fn at_once(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("nothing would move".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(std::num::ParseIntError::to_string(&error)),
+    }
 }
 
 /// Arguments of `replace-disk`.

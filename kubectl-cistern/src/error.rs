@@ -6,7 +6,7 @@ use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
 use crate::{
-    discover, forget_node, orphans, replace_disk, storage_pool, support_bundle, top,
+    discover, forget_node, moving, orphans, replace_disk, storage_pool, support_bundle, top,
     unreadable::Unreadable,
 };
 
@@ -113,6 +113,9 @@ pub enum Error {
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),
+    /// Error of `move` and `drain`.
+    #[error(transparent)]
+    Moving(#[from] moving::Error),
     /// Standard output cannot be written.
     #[error("the output cannot be written")]
     Output(#[source] io::Error),

@@ -5,8 +5,8 @@
 //!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
-//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon`, `replace-disk` and
-//! `forget-node` change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
+//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon`, `move`, `drain`, `replace-disk`
+//! and `forget-node` change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
 //! skip it, with `--yes`. Every view is a pure function of the listed objects. All text from the
 //! cluster goes through `output/terminal.rs`, which escapes control characters. The page of `ui`
 //! shows it as text, never as HTML.
@@ -14,6 +14,7 @@
 pub mod age;
 pub mod agents;
 pub mod arguments;
+mod changes;
 pub mod cluster;
 pub mod completion;
 pub mod condition_state;
@@ -23,11 +24,13 @@ pub mod cordon;
 pub mod devices;
 pub mod discover;
 pub mod doctor;
+pub mod drain;
 pub mod error;
 pub mod forget_node;
 pub mod fsck;
 pub mod issues;
 mod list;
+pub mod moving;
 pub mod orphans;
 pub mod output;
 pub mod pools;
@@ -146,6 +149,8 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
         Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,
+        Command::Move(flags) => moving::run(&connection, &flags, printer).await,
+        Command::Drain(flags) => drain::run(&connection, &flags, printer).await,
         Command::ReplaceDisk(flags) => replace_disk::run(&connection, &flags, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
         // Handled above, without a cluster.

@@ -1,17 +1,9 @@
 //! Shows a view of the cluster once, or again after each change.
 
-use std::time::Duration;
-
-use tokio::time::sleep;
-
 use crate::{
-    Connection, Error, Printer, Verdict, arguments::ListOutput, cluster::Cluster, output::View,
-    print_diagnostic, print_notes, ui::following::Following, unreadable::UnreadableObjects,
+    Connection, Error, Printer, Verdict, arguments::ListOutput, changes::Changes, cluster::Cluster,
+    output::View, print_notes, unreadable::UnreadableObjects,
 };
-
-/// Interval at which `--watch` checks whether the watches received changes. The check sends no
-/// request.
-const REDRAW: Duration = Duration::from_millis(500);
 
 /// Shows a view of a listed cluster. With `--watch`, watches the cluster and shows the view after
 /// each change, until the process is interrupted. Fails if the view cannot be serialized, or if
@@ -31,21 +23,11 @@ pub(crate) async fn show<V: View>(
     if !output.watch {
         return Ok(Verdict::Ok);
     }
-    let following = Following::start(connection, None);
-    let (mut seen, mut was_away) = (0, false);
+    let mut changes = Changes::start(connection);
     loop {
-        sleep(REDRAW).await;
-        let (changes, session) = (following.changes(), following.session());
-        if let Some(outage) = session.outage.as_ref().filter(|_| !was_away) {
-            print_diagnostic("note", &outage.message);
-        }
-        was_away = session.outage.is_some();
-        if changes != seen && session.listing.is_empty() {
-            seen = changes;
-            let cluster = following.cluster();
-            cluster.unreadable.warn(&warned);
-            warned.clone_from(&cluster.unreadable);
-            screen.show(&view(&cluster))?;
-        }
+        let (cluster, _) = changes.next().await;
+        cluster.unreadable.warn(&warned);
+        warned.clone_from(&cluster.unreadable);
+        screen.show(&view(&cluster))?;
     }
 }

@@ -1,11 +1,11 @@
-//! `transfers`: the copies of snapshots to other nodes. Pure.
+//! `transfers`: the copies of snapshots, and of volumes that move, to other nodes. Pure.
 //!
 //! *Invariant:* the progress is shown as the agent words it, and never parsed.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, HasImage as _, ImageTransfer, PoolVolume, condition, time,
-    volume::ClaimReference,
+    Bytes, Condition, ConditionType, HasImage as _, ImageTransfer, PoolVolume, TransferPurpose,
+    condition, time, volume::ClaimReference,
 };
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use crate::{
     output::{Cell, Paint, Style, Table, View, human},
 };
 
-/// Copies of snapshots to other nodes.
+/// Copies of snapshots and of volumes that move to other nodes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Transfers {
     /// Copies, oldest first.
@@ -27,11 +27,11 @@ pub struct Transfers {
     pub now: DateTime<Utc>,
 }
 
-/// The copy of a snapshot for a new volume on another node.
+/// The copy of a snapshot for a new volume on another node, or of a volume that moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferView {
-    /// Name of the volume that is made from the copy.
+    /// Name of the volume that is made from the copy, or that moves.
     pub volume: String,
     /// Claim of the volume; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ pub struct TransferView {
     /// Size of the volume in bytes; absent if the volume does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Reason of the volume's condition Ready: `Copying`, or why the copy waits. Absent until the agent reports.
+    /// Reason of the condition Ready of the volume, or of its move: `Copying`, or why the copy waits. Absent until the agent reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Progress, rate and time left, or why the copy waits.
@@ -81,7 +81,11 @@ impl TransferView {
         let spec = &transfer.spec;
         let is_it = |volume: &&PoolVolume| volume.name_any() == spec.volume_name;
         let volume = cluster.volumes.iter().find(is_it);
-        let ready = volume.and_then(|it| condition::find(it.conditions(), ConditionType::Ready));
+        let ready = match spec.purpose {
+            TransferPurpose::Restore => volume.map(PoolVolume::conditions),
+            TransferPurpose::Move => conditions_of_move(transfer, cluster),
+        };
+        let ready = ready.and_then(|it| condition::find(it, ConditionType::Ready));
         let message = match (volume, ready) {
             (None, _) => format!("there is no PoolVolume {}", spec.volume_name),
             (Some(_), None) => format!("node {} has not reported yet", spec.target_node),
@@ -101,6 +105,17 @@ impl TransferView {
             since: created.map(time::from_kubernetes),
         }
     }
+}
+
+/// The conditions of the VolumeMove whose volume is copied. They repeat what the target says of its PoolReplica.
+fn conditions_of_move<'a>(
+    transfer: &ImageTransfer,
+    cluster: &'a Cluster,
+) -> Option<&'a [Condition]> {
+    let uid = transfer.spec.move_uid.as_deref();
+    let mut moves = cluster.moves.iter();
+    let found = moves.find(|it| it.uid().as_deref() == uid)?;
+    Some(&found.status.as_ref()?.conditions)
 }
 
 const HEADINGS: [&str; 9] = [
@@ -201,6 +216,34 @@ shop/copy   pvc-2    snap-1     worker-1   worker-2   2Gi    5m    Copying   {PR
         assert_eq!(
             (&first["reason"], &first["message"]),
             (&json!("Copying"), &json!(PROGRESS))
+        );
+    }
+
+    #[test]
+    fn the_copy_of_a_volume_that_moves_has_the_progress_of_its_move() {
+        let mut cluster = cluster();
+        cluster.transfers = vec![object(json!({
+            "metadata": {"name": "move"},
+            "spec": {"sourceNode": "worker-1", "targetNode": "worker-2", "moveUID": "m",
+                "image": "uid-of-pvc-1", "volumeName": "pvc-1", "purpose": "Move"},
+        }))];
+        let first = |cluster: &Cluster| {
+            let all = Transfers::of(cluster, &Selection::default(), at(600));
+            all.items.into_iter().next().unwrap()
+        };
+        assert_eq!(
+            first(&cluster).message,
+            "node worker-2 has not reported yet"
+        );
+        cluster.moves = vec![object(json!({
+            "metadata": {"name": "pvc-1", "uid": "m"}, "spec": {"volumeName": "pvc-1"},
+            "status": {"conditions": [condition("Ready", "False", "Copying", "25 % are done")]},
+        }))];
+        let copy = first(&cluster);
+        assert_eq!(copy.reason.as_deref(), Some("Copying"));
+        assert_eq!(
+            (copy.message.as_str(), copy.snapshot),
+            ("25 % are done", None)
         );
     }
 

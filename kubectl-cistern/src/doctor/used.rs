@@ -46,7 +46,16 @@ const fn in_system(
     }
 }
 
-const VIEWS: &[&str] = &["status", "pools", "volumes", "snapshots", "transfers", "ui"];
+const WATCHERS: &[&str] = &[
+    "status",
+    "pools",
+    "volumes",
+    "snapshots",
+    "transfers",
+    "ui",
+    "move",
+    "drain",
+];
 const READERS: &[&str] = &[
     "status",
     "pools",
@@ -57,13 +66,16 @@ const READERS: &[&str] = &[
     "orphans",
     "replace-disk",
     "forget-node",
+    "move",
+    "drain",
 ];
 // The bundle contains the report of `doctor`.
 const DOCTOR: &[&str] = &["doctor", BUNDLE_COMMAND];
 const FSCK: &[&str] = &["fsck", BUNDLE_COMMAND];
 const BUNDLE: &[&str] = &[BUNDLE_COMMAND];
 const BUNDLE_COMMAND: &str = "support-bundle";
-const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk"];
+const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk", "drain"];
+const MOVERS: &[&str] = &["move", "drain"];
 const REMOVAL: &[&str] = &["orphans", "replace-disk", "forget-node"];
 const SNAPSHOT: &str = "snapshot.storage.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
@@ -72,7 +84,7 @@ const WATCH: &[&str] = &["list", "watch"];
 
 /// Every permission that a command uses.
 pub(super) const USED: &[Used] = &[
-    of(VIEWS, OWN, "storagepools", WATCH),
+    of(WATCHERS, OWN, "storagepools", WATCH),
     of(READERS, OWN, "storagenodes", WATCH),
     of(READERS, OWN, "poolvolumes", WATCH),
     of(READERS, OWN, "poolsnapshots", WATCH),
@@ -81,9 +93,9 @@ pub(super) const USED: &[Used] = &[
     of(READERS, OWN, "imagetransfers", WATCH),
     of(READERS, "", "persistentvolumes", WATCH),
     of(READERS, "", "persistentvolumeclaims", WATCH),
-    of(VIEWS, "", "pods", WATCH),
-    of(VIEWS, "", "events", WATCH),
-    of(VIEWS, "storage.k8s.io", "storageclasses", WATCH),
+    of(WATCHERS, "", "pods", WATCH),
+    of(WATCHERS, "", "events", WATCH),
+    of(WATCHERS, "storage.k8s.io", "storageclasses", WATCH),
     of(
         &["snapshots", "orphans", "replace-disk", "forget-node"],
         SNAPSHOT,
@@ -125,11 +137,15 @@ pub(super) const USED: &[Used] = &[
     in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
     of(OF_POOLS, OWN, "storagepools", &["get", "patch"]),
     of(
-        &["cordon", "replace-disk", "forget-node"],
+        &["cordon", "replace-disk", "forget-node", "drain"],
         OWN,
         "storagenodes",
         &["get"],
     ),
+    of(MOVERS, OWN, "poolvolumes", &["get"]),
+    of(MOVERS, OWN, "volumemoves", &["get", "create"]),
+    of(&["move"], OWN, "volumemoves", &["delete"]),
+    of(&["drain"], "apps", "statefulsets", LIST),
     of(&["forget-node"], "", "nodes", &["get"]),
     of(&["orphans"], OWN, "poolvolumes", &["get", "create"]),
     of(&["orphans"], OWN, "poolsnapshots", &["get", "create"]),

@@ -246,12 +246,13 @@ fn bare<K: Resource>(object: &mut K) {
     }
 }
 
-/// Keeps only the metadata without annotations, the volumes and the phase of a pod.
+/// Keeps only the metadata without annotations, the volumes, the node and the phase of a pod.
 fn only_volumes(pod: &mut Pod) {
     bare(pod);
     pod.metadata.annotations = None;
     pod.spec = pod.spec.take().map(|spec| PodSpec {
         volumes: spec.volumes,
+        node_name: spec.node_name,
         ..PodSpec::default()
     });
     if let Some(status) = &mut pod.status {

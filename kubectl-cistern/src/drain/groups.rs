@@ -1,0 +1,214 @@
+//! The groups of volumes that leave a node, and which of them begin to move now. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cistern_crds::VolumeMove;
+use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Pod};
+use kube::ResourceExt;
+
+use crate::{
+    cluster::Cluster,
+    moving::{
+        follow::{find_move, find_volume, waits},
+        set::{self, Link},
+    },
+};
+
+/// The volumes on the node that are to stay in existence, grouped by the pods and the replicas of StatefulSets that use them together.
+pub(super) fn groups(cluster: &Cluster, sets: &[StatefulSet], node: &str) -> Vec<BTreeSet<String>> {
+    let mut links = set::links(cluster);
+    links.extend(of_replicas(cluster, sets));
+    let here = cluster.volumes.iter();
+    let here = here.filter(|it| it.spec.node_name == node && !it.spec.deletion_requested);
+    let here: BTreeSet<String> = here.map(ResourceExt::name_any).collect();
+    let (mut groups, mut seen) = (Vec::new(), BTreeSet::new());
+    for name in &here {
+        if !seen.contains(name) {
+            let mut group = set::group_of(name, &links);
+            group.retain(|it| here.contains(it));
+            seen.extend(group.iter().cloned());
+            groups.push(group);
+        }
+    }
+    groups
+}
+
+/// The volumes of each replica of a StatefulSet, which may have no pod now. The claims of the replica with the ordinal
+/// N are called `TEMPLATE-SET-N`.
+fn of_replicas(cluster: &Cluster, sets: &[StatefulSet]) -> Vec<Link> {
+    let volumes = set::by_claim(cluster);
+    let mut links = BTreeMap::<(String, String, u32), Link>::new();
+    for stateful in sets {
+        let namespace = stateful.namespace().unwrap_or_default();
+        let templates = stateful.spec.volume_claim_templates.iter();
+        for template in templates.flatten() {
+            let prefix = format!("{}-{}-", template.name_any(), stateful.name_any());
+            for (claim, volume) in volumes.iter().filter(|(it, _)| it.namespace == namespace) {
+                let ordinal = claim.name.strip_prefix(&prefix);
+                if let Some(ordinal) = ordinal.and_then(|it| it.parse::<u32>().ok()) {
+                    let replica = (namespace.clone(), stateful.name_any(), ordinal);
+                    links.entry(replica).or_default().insert(volume.clone());
+                }
+            }
+        }
+    }
+    links.into_values().collect()
+}
+
+/// The pods to which the volumes of a group may be attached, as `NAMESPACE/NAME`.
+pub(super) fn users(cluster: &Cluster, group: &BTreeSet<String>) -> BTreeSet<String> {
+    let volumes = group.iter().filter_map(|name| find_volume(cluster, name));
+    let claims = volumes.filter_map(|volume| cluster.claim(volume));
+    let mut users = BTreeSet::new();
+    for claim in claims {
+        let is_bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
+        let bound = cluster.pods_with(&claim).filter(is_bound);
+        users.extend(bound.map(|pod| format!("{}/{}", claim.namespace, pod.name_any())));
+    }
+    users
+}
+
+/// Whether a group whose volumes have VolumeMoves is copied, or may be soon. One that waits for its pods, or for
+/// which the operator finds no node, is not.
+fn takes_place(cluster: &Cluster, group: &BTreeSet<String>) -> bool {
+    let volumes = group.iter().filter_map(|name| find_volume(cluster, name));
+    let mut targets = volumes.map(|volume| &volume.spec.target);
+    if targets.any(Option::is_some) {
+        return true;
+    }
+    let moves = group.iter().filter_map(|name| find_move(cluster, name));
+    let moves: Vec<&VolumeMove> = moves.collect();
+    let is_planned = moves.iter().any(|it| it.plan().is_some());
+    let is_refused = moves.iter().any(|it| waits(it).is_some());
+    users(cluster, group).is_empty() && (is_planned || !is_refused)
+}
+
+/// The groups whose VolumeMoves are created now. `begun` are the volumes that have one. At most `at_once` groups are
+/// copied at a time, so those that pods use are not begun: all of their pods may end together. A group that lacks
+/// a VolumeMove, but has others, gets it in any case.
+pub(super) fn to_begin<'a>(
+    cluster: &Cluster,
+    groups: &'a [BTreeSet<String>],
+    begun: &BTreeSet<String>,
+    at_once: usize,
+) -> Vec<&'a BTreeSet<String>> {
+    let (open, new): (Vec<_>, Vec<_>) = groups.iter().partition(|it| !it.is_disjoint(begun));
+    let taken = open.iter().filter(|it| takes_place(cluster, it)).count();
+    let is_undone = |name: &String| {
+        find_move(cluster, name).is_some_and(|it| it.metadata.deletion_timestamp.is_some())
+    };
+    let incomplete = open
+        .into_iter()
+        .filter(|group| !group.is_subset(begun) && !group.iter().any(is_undone));
+    let unused = new.into_iter().filter(|it| users(cluster, it).is_empty());
+    incomplete
+        .chain(unused.take(at_once.saturating_sub(taken)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        cluster::by_claim,
+        testing::{cluster, condition, object, pod},
+    };
+
+    fn group(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    fn moving(name: &str, reason: &str, is_planned: bool) -> VolumeMove {
+        let plan = json!({"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1});
+        let plan = if is_planned { plan } else { json!(null) };
+        object(
+            json!({"metadata": {"name": name, "uid": "m"}, "spec": {"volumeName": name},
+            "status": {"plan": plan, "conditions": [condition("Ready", "False", reason, "")]}}),
+        )
+    }
+
+    #[test]
+    fn volumes_of_one_replica_move_together_without_its_pod() {
+        let mut cluster = cluster();
+        cluster.pods.clear();
+        assert_eq!(groups(&cluster, &[], "worker-1").len(), 2);
+        let other: k8s_openapi::api::core::v1::PersistentVolume = object(json!({
+            "metadata": {"name": "pv-pvc-2"},
+            "spec": {"csi": {"driver": "csi.cistern.storage", "volumeHandle": "pvc-2"}}}));
+        cluster.persistent_volumes.insert("pvc-2".to_owned(), other);
+        for (claim, name) in cluster.claims.iter_mut().zip(["data", "logs"]) {
+            claim.metadata.name = Some(format!("{name}-db-0"));
+        }
+        for (claim, volume) in cluster.claims.iter_mut().zip(["pv-pvc-1", "pv-pvc-2"]) {
+            claim.spec.as_mut().unwrap().volume_name = Some(volume.to_owned());
+        }
+        let template = |name: &str| json!({"metadata": {"name": name}, "spec": {}});
+        let set: StatefulSet = object(json!({"metadata": {"name": "db", "namespace": "shop"},
+            "spec": {"selector": {}, "serviceName": "", "template": {},
+                "volumeClaimTemplates": [template("data"), template("logs")]}}));
+        assert_eq!(
+            groups(&cluster, std::slice::from_ref(&set), "worker-1"),
+            [group(&["pvc-1", "pvc-2"])]
+        );
+        assert!(groups(&cluster, &[set], "worker-2").is_empty());
+    }
+
+    #[test]
+    fn only_so_many_groups_are_begun_and_none_that_pods_use() {
+        let mut cluster = ten_volumes();
+        let groups = [group(&["a"]), group(&["b", "c"]), group(&["d"])];
+        let names = |cluster: &Cluster, begun: &[&str], at_once| -> Vec<String> {
+            let begun = to_begin(cluster, &groups, &group(begun), at_once);
+            begun.into_iter().flatten().cloned().collect()
+        };
+        assert_eq!(names(&cluster, &[], 2), ["a", "b", "c"]);
+        // A VolumeMove that was just created takes a place, before the watch has it and after.
+        assert_eq!(names(&cluster, &["a"], 2), ["b", "c"]);
+        cluster.moves = vec![moving("a", "Copying", true)];
+        assert_eq!(names(&cluster, &["a"], 2), ["b", "c"]);
+        assert!(names(&cluster, &["a"], 1).is_empty());
+        // No node has room for it.
+        cluster.moves = vec![moving("a", "NoSpace", false)];
+        assert_eq!(names(&cluster, &["a"], 1), ["b", "c"]);
+        // A group that lacks a VolumeMove gets it, unless the other one is being undone.
+        cluster.moves = vec![moving("b", "Copying", true)];
+        assert_eq!(names(&cluster, &["b"], 1), ["b", "c"]);
+        cluster.moves[0].metadata.deletion_timestamp = Some(object(json!("1970-01-01T00:00:00Z")));
+        assert!(names(&cluster, &["b"], 1).is_empty());
+        cluster.moves.clear();
+        use_by_pod(&mut cluster, "c", Some("worker-1"));
+        assert_eq!(names(&cluster, &[], 9), ["a", "d"]);
+        // It waits for its pods, and takes no place.
+        cluster.moves = vec![
+            moving("b", "PodsRemain", true),
+            moving("c", "PodsRemain", true),
+        ];
+        assert_eq!(names(&cluster, &["b", "c"], 1), ["a"]);
+        // A pod that is not bound to a node does not have the volume.
+        use_by_pod(&mut cluster, "c", None);
+        assert_eq!(names(&cluster, &[], 9), ["a", "b", "c", "d"]);
+    }
+
+    /// The volumes `a` to `j` of claims with the same names.
+    fn ten_volumes() -> Cluster {
+        let mut cluster = cluster();
+        let model = cluster.volumes[0].clone();
+        cluster.volumes = ('a'..='j')
+            .map(|name| {
+                let mut volume = model.clone();
+                volume.metadata.name = Some(name.to_string());
+                volume.spec.claim.as_mut().unwrap().name = name.to_string();
+                volume
+            })
+            .collect();
+        cluster
+    }
+
+    fn use_by_pod(cluster: &mut Cluster, claim: &str, node: Option<&str>) {
+        let mut user = pod("user", claim, "Running");
+        user.spec.as_mut().unwrap().node_name = node.map(str::to_owned);
+        cluster.pods = by_claim(vec![user]);
+    }
+}

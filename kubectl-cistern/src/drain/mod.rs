@@ -1,0 +1,109 @@
+//! `drain`: moves all volumes of a node to other nodes.
+//!
+//! ```text
+//! cordon the node's pools ─▶ group the volumes ─▶ create the VolumeMoves of some groups ─▶ print what changes ─┐
+//!                                   └────────────────────────── until the node has no volume ◀───────────────┘
+//! ```
+//!
+//! *Invariant:* nothing is remembered outside the cluster: a second run goes on where the first one ended. A volume
+//! whose move was undone, or cannot be begun any more, stays, and its move is not begun again in the same run.
+
+mod groups;
+mod progress;
+
+use std::collections::BTreeSet;
+
+use cistern_crds::StorageNode;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use kube::{ResourceExt, api::ListParams};
+
+use self::progress::Drain;
+use crate::{
+    Connection, Error, Printer, Verdict, arguments,
+    cluster::Cluster,
+    cordon,
+    moving::{self, plan, set},
+};
+
+/// Moves all volumes of the node. Fails if the node or the target is unknown, or if a request fails.
+pub async fn run(
+    connection: &Connection,
+    flags: &arguments::Drain,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let cluster = moving::complete(connection).await?;
+    let all = ListParams::default();
+    let sets: Vec<StatefulSet> = connection.list(connection.everywhere(), all).await?;
+    let groups = groups::groups(&cluster, &sets, &flags.node);
+    let node = checked(&cluster, &groups, flags).map_err(moving::Error::Refused)?;
+    printer.write(&snapshots_that_stay(&cluster, &flags.node))?;
+    if flags.dry_run {
+        printer.write(&what_would_move(&cluster, &groups))?;
+        return Ok(Verdict::Ok);
+    }
+    for pool in &node.spec.pools {
+        let flags = arguments::Cordon {
+            pool: pool.name.clone(),
+            node: node.name_any(),
+        };
+        cordon::run(connection, &flags, true, printer).await?;
+    }
+    Drain::new(connection, flags, sets, printer)
+        .until_empty()
+        .await
+}
+
+/// The StorageNode. Fails with the reasons for which it cannot be drained.
+fn checked<'a>(
+    cluster: &'a Cluster,
+    groups: &[BTreeSet<String>],
+    flags: &arguments::Drain,
+) -> Result<&'a StorageNode, Vec<String>> {
+    let (name, to_node) = (&flags.node, flags.to.as_deref());
+    let Some(node) = cluster.nodes.iter().find(|it| it.name_any() == *name) else {
+        let see = "see `kubectl get storagenodes`";
+        return Err(vec![format!("there is no StorageNode {name}: {see}")]);
+    };
+    if to_node == Some(name) {
+        return Err(vec![format!(
+            "volumes of node {name} cannot move to that node"
+        )]);
+    }
+    let plans = groups.iter().map(|it| plan::plan(cluster, it, to_node));
+    let refused: Vec<String> = plans.filter_map(Result::err).flatten().collect();
+    if refused.is_empty() {
+        Ok(node)
+    } else {
+        Err(refused)
+    }
+}
+
+/// The snapshots on the node, which do not move.
+fn snapshots_that_stay(cluster: &Cluster, node: &str) -> String {
+    let here = cluster.snapshots.iter();
+    let here = here.filter(|it| it.spec.node_name == node);
+    let names: Vec<String> = here.map(ResourceExt::name_any).collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!("snapshots stay on {node}: {}\n", names.join(", "))
+}
+
+/// Each group with its volumes and the pods that use them.
+fn what_would_move(cluster: &Cluster, groups: &[BTreeSet<String>]) -> String {
+    if groups.is_empty() {
+        return "the node has no volumes\n".to_owned();
+    }
+    let line = |group: &BTreeSet<String>| {
+        let users = Vec::from_iter(groups::users(cluster, group)).join(", ");
+        let used = if users.is_empty() { "" } else { "; used by " };
+        format!("would move {}{used}{users}\n", shown(cluster, group))
+    };
+    groups.iter().map(line).collect()
+}
+
+/// The volumes of a group as messages name them.
+fn shown(cluster: &Cluster, group: &BTreeSet<String>) -> String {
+    let each: Vec<String> = group.iter().map(|it| set::shown(cluster, it)).collect();
+    each.join(", ")
+}

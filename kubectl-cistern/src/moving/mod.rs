@@ -1,0 +1,198 @@
+//! `move`: moves volumes to another node, with the volumes that pods use together with them.
+//!
+//! ```text
+//! claims ─▶ volumes ─▶ those that pods use together ─▶ refuse what cannot move ─▶ create VolumeMoves
+//!   ─▶ print each change of their conditions ─▶ the volumes have moved
+//! ```
+//!
+//! *Invariant:* only VolumeMoves are written, and none before it is known that each volume can have one.
+
+pub(crate) mod follow;
+pub(crate) mod plan;
+pub(crate) mod requests;
+pub(crate) mod set;
+
+use std::collections::BTreeSet;
+
+use kube::ResourceExt as _;
+
+use self::{
+    follow::{Followed, Goal},
+    plan::Planned,
+};
+use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster};
+
+/// Kinds that decide which volumes move together, and whether they have moved.
+const DECISIVE: [&str; 6] = [
+    "volumemoves",
+    "poolvolumes",
+    "storagenodes",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "pods",
+];
+
+/// Error of `move` and `drain`.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something cannot move.
+    #[error("{}: nothing was changed", .0.join("; "))]
+    Refused(Vec<String>),
+    /// The moves cannot be followed any more.
+    #[error("{}: the moves go on without this command", .0.join("; "))]
+    Blind(Vec<String>),
+    /// The API server denied the request.
+    #[error("{what}: not allowed; only cluster administrators move volumes: use another --context")]
+    Denied {
+        /// Description of the request.
+        what: String,
+        /// Error of the API server.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Moves the volumes of the claims, or undoes their moves. Fails if one of them cannot move, or if a request fails.
+pub async fn run(
+    connection: &Connection,
+    flags: &arguments::Move,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let cluster = complete(connection).await?;
+    let namespace = flags.namespace.clone();
+    let namespace = namespace.unwrap_or_else(|| connection.client().default_namespace().to_owned());
+    let named = set::named(&cluster, &namespace, &flags.claims).map_err(Error::Refused)?;
+    let links = set::links(&cluster);
+    let mut together = BTreeSet::new();
+    for name in &named {
+        together.extend(set::group_of(name, &links));
+    }
+    for name in together.difference(&named) {
+        let shown = set::shown(&cluster, name);
+        printer.write(&format!("{shown} is used or moves together with them\n"))?;
+    }
+    if flags.undo {
+        return undo(connection, flags, &cluster, &together, printer).await;
+    }
+    let to_node = flags.to.as_deref();
+    let conflicts = plan::conflicts(&cluster, &together, to_node);
+    if !conflicts.is_empty() {
+        return Err(Error::Refused(conflicts).into());
+    }
+    let planned = plan::plan(&cluster, &together, to_node).map_err(Error::Refused)?;
+    create(connection, &cluster, &planned, printer).await?;
+    if !flags.wait {
+        return Ok(Verdict::Ok);
+    }
+    let followed = planned.followed(&cluster);
+    follow::until_ended(connection, followed, Goal::Move, printer).await
+}
+
+/// Lists the cluster. Fails if a kind that decides what moves together cannot be read completely.
+pub(crate) async fn complete(connection: &Connection) -> Result<Cluster, crate::Error> {
+    let cluster = Cluster::with_users(connection).await?;
+    cluster.require_all_data()?;
+    let missing = decisive(&cluster.unread);
+    if missing.is_empty() {
+        Ok(cluster)
+    } else {
+        Err(Error::Refused(missing).into())
+    }
+}
+
+/// Waits for the next change of the cluster. Fails if one of these kinds is not followed any more.
+pub(crate) async fn changed(changes: &mut Changes) -> Result<Cluster, crate::Error> {
+    let (cluster, notes) = changes.next().await;
+    cluster.require_all_data()?;
+    let missing = decisive(&notes);
+    if missing.is_empty() {
+        Ok(cluster)
+    } else {
+        Err(Error::Blind(missing).into())
+    }
+}
+
+/// The notes about kinds that decide. A note begins with the name of its kind.
+fn decisive(notes: &[String]) -> Vec<String> {
+    let kind = |note: &&String| {
+        note.split(' ')
+            .next()
+            .is_some_and(|it| DECISIVE.contains(&it))
+    };
+    notes.iter().filter(kind).cloned().collect()
+}
+
+/// Creates the VolumeMoves that do not exist, and prints what is done for each volume.
+async fn create(
+    connection: &Connection,
+    cluster: &Cluster,
+    planned: &Planned,
+    printer: Printer,
+) -> Result<(), crate::Error> {
+    let print =
+        |name: &str, what: &str| printer.write(&format!("{} {what}\n", set::shown(cluster, name)));
+    for name in &planned.there {
+        print(name, "is on that node already")?;
+    }
+    for spec in &planned.create {
+        let is_new = requests::create(connection, spec).await?;
+        let what = if is_new {
+            "is to move"
+        } else {
+            "moves already"
+        };
+        print(&spec.volume_name, what)?;
+    }
+    for name in &planned.existing {
+        print(name, "moves already")?;
+    }
+    Ok(())
+}
+
+async fn undo(
+    connection: &Connection,
+    flags: &arguments::Move,
+    cluster: &Cluster,
+    together: &BTreeSet<String>,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let moves = cluster.moves.iter();
+    let moves: Vec<_> = moves
+        .filter(|it| together.contains(&it.name_any()))
+        .collect();
+    let follows_disk = moves.iter().filter(|it| it.spec.takeover.is_some());
+    let refused: Vec<String> = follows_disk
+        .map(|it| {
+            format!(
+                "volume {} follows its disk, which cannot be undone",
+                it.name_any()
+            )
+        })
+        .collect();
+    if !refused.is_empty() {
+        return Err(Error::Refused(refused).into());
+    }
+    if moves.is_empty() {
+        printer.write("none of these volumes moves\n")?;
+    }
+    for it in &moves {
+        requests::delete(connection, it).await?;
+    }
+    if !flags.wait {
+        return Ok(Verdict::Ok);
+    }
+    let followed = moves.iter().map(|it| Followed::of(&it.name_any(), cluster));
+    follow::until_ended(connection, followed.collect(), Goal::Undo, printer).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_are_followed_without_the_kinds_that_decide_nothing_about_them() {
+        let notes = ["pods", "events", "volumemoves", "imagetransfers"]
+            .map(|kind| format!("{kind} are not live: you may not watch them"));
+        assert_eq!(decisive(&notes), [notes[0].clone(), notes[2].clone()]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Requests for VolumeMoves.
+
+use cistern_client::Rejection;
+use cistern_crds::{VolumeMove, VolumeMoveSpec};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+
+use crate::{Connection, Error, MANAGER};
+
+/// Creates a VolumeMove. Returns whether there was none. Fails if the request fails.
+pub(crate) async fn create(connection: &Connection, spec: &VolumeMoveSpec) -> Result<bool, Error> {
+    let api: Api<VolumeMove> = connection.everywhere();
+    let parameters = PostParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let object = VolumeMove::new(&spec.volume_name, spec.clone());
+    let what = format!("cannot create VolumeMove {}", spec.volume_name);
+    let created = connection.ask(what, api.create(&parameters, &object)).await;
+    match created.map_err(for_administrators) {
+        Err(error) if error.rejection() == Some(Rejection::AlreadyExists) => Ok(false),
+        result => result.map(|_| true),
+    }
+}
+
+/// Requests the deletion of this VolumeMove and of no later one. Fails if the request fails.
+pub(crate) async fn delete(connection: &Connection, object: &VolumeMove) -> Result<(), Error> {
+    let api: Api<VolumeMove> = connection.everywhere();
+    let name = object.name_any();
+    let parameters = DeleteParams::default().preconditions(Preconditions {
+        uid: object.uid(),
+        resource_version: None,
+    });
+    let what = format!("cannot delete VolumeMove {name}");
+    let deleted = connection.ask(what, api.delete(&name, &parameters)).await;
+    match deleted.map_err(for_administrators) {
+        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// No ClusterRole of Cistern includes changes of VolumeMoves.
+fn for_administrators(error: Error) -> Error {
+    match error {
+        Error::Denied { what, source } => super::Error::Denied { what, source }.into(),
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn whoever_may_not_move_volumes_is_not_sent_for_the_role_of_editors() {
+        let status = Status::failure("volumemoves is forbidden", "Forbidden").with_code(403);
+        let source = kube::Error::Api(Box::new(status));
+        let denied = Error::asking("cannot create VolumeMove pvc-1", "https://cluster", source);
+        let message = for_administrators(denied).to_string();
+        assert!(message.contains("cluster administrators"), "{message}");
+        assert!(!message.contains("`edit`"), "{message}");
+    }
+}
