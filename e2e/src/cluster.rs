@@ -10,7 +10,7 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::OsStr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -20,7 +20,10 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
 use tokio::sync::OnceCell;
 
-use crate::process::{command, output, tool, workspace};
+use crate::{
+    Plugin,
+    process::{command, output, tool, workspace},
+};
 
 pub mod agents;
 pub mod calls;
@@ -95,6 +98,12 @@ impl Cluster {
         let mut command = command(&self.kubectl);
         command.args(arguments);
         command
+    }
+
+    /// Returns `kubectl cistern` for this cluster.
+    pub fn plugin(&self) -> Plugin {
+        let kubeconfig = variable("KUBECONFIG").expect("it was set when the test connected");
+        Plugin::with(Path::new(&kubeconfig))
     }
 
     /// The manifests that are installed in a cluster of the harness.

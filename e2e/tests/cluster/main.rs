@@ -17,6 +17,7 @@ mod capacity;
 mod copies;
 mod deletion;
 mod documents;
+mod drain;
 mod expansion;
 mod groups;
 mod health;

@@ -48,7 +48,7 @@ fn spec(node: Option<&str>) -> Value {
 }
 
 /// Runs a script in the pod, again while the container is being started.
-async fn shell(test: &Test, pod: &str, script: &str) -> String {
+pub(crate) async fn shell(test: &Test, pod: &str, script: &str) -> String {
     eventually(&format!("{script} in {pod}"), PATIENCE, async || {
         test.shell(pod, script).await
     })
