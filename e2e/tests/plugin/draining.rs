@@ -1,6 +1,7 @@
 //! `kubectl cistern drain`. The tests play operator and agents.
 
 use cistern_crds::{StorageNode, StoragePool};
+use cistern_e2e::objects::change;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -8,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{create, merge, moving::Stage};
+use crate::{create, moving::Stage};
 
 /// A stage with a StoragePool, which is cordoned, and volumes on the first node.
 async fn stage(pool: &str, volumes: &[&str]) -> Stage {
@@ -143,7 +144,7 @@ async fn a_drain_gives_up_on_a_volume_that_cannot_move_any_more() {
     ]);
     stage.moves("given-up-a").await;
     let nodes: Api<StorageNode> = Api::all(stage.client());
-    merge(&nodes, "given-up-2", json!({"spec": {"pools": []}})).await;
+    change(&nodes, "given-up-2", json!({"spec": {"pools": []}})).await;
     stage.arrive("given-up-a").await;
     let printed = running.ends(1).await;
     let why = "node given-up-2 does not carry pool given-up";

@@ -36,6 +36,7 @@ use cistern_crds::{
 };
 use cistern_e2e::{
     ControlPlane, Driver, eventually,
+    objects::change,
     plugin::{Answer, Plugin, end},
     process::run,
 };
@@ -138,7 +139,7 @@ impl Node {
     {
         let (api, name): (Api<K>, String) = (self.all(), object.name_any());
         let request = serde_json::json!({"spec": {"deletionRequested": true}});
-        merge(&api, &name, request).await;
+        change(&api, &name, request).await;
         eventually(&format!("{name} to be reclaimed"), SOON, async || {
             let object = api.get(&name).await.unwrap();
             if object.reserved().is_none() {
@@ -158,7 +159,7 @@ impl Node {
     {
         let (api, name): (Api<K>, String) = (self.all(), object.name_any());
         let none = serde_json::json!({"metadata": {"finalizers": []}});
-        merge(&api, &name, none).await;
+        change(&api, &name, none).await;
         api.delete(&name, &kube::api::DeleteParams::default())
             .await
             .unwrap();
@@ -176,16 +177,6 @@ impl Node {
         test.arg("-f").arg(self.images().join(image));
         run(test, SOON).await.status.success()
     }
-}
-
-async fn merge<K>(api: &Api<K>, name: &str, patch: Value)
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let patch = kube::api::Patch::Merge(patch);
-    api.patch(name, &kube::api::PatchParams::default(), &patch)
-        .await
-        .unwrap();
 }
 
 /// Content source of a volume that is created from a snapshot.

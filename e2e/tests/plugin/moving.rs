@@ -3,11 +3,15 @@
 use std::process::ExitStatus;
 
 use cistern_crds::{PoolVolume, StorageNode, VolumeMove, testing::volume_spec};
-use cistern_e2e::{ControlPlane, eventually, process::Process};
+use cistern_e2e::{
+    ControlPlane, eventually,
+    objects::{change, write_status},
+    process::Process,
+};
 use kube::{Api, api::DeleteParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{Plugin, SOON, create, merge};
+use crate::{Plugin, SOON, create};
 
 /// Nodes with a pool, and the volumes on them. The pool has the name of the test.
 pub(crate) struct Stage {
@@ -84,19 +88,19 @@ impl Stage {
         let condition = json!({"type": "Ready", "status": "False", "reason": reason, "message": message,
             "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let plan = json!({"fromNode": self.node(1), "toNode": self.node(2), "epoch": 1});
-        let status = json!({"status": {"plan": plan, "conditions": [condition]}});
-        status_of(&self.moves, name, status).await;
+        let status = json!({"plan": plan, "conditions": [condition]});
+        write_status(&self.moves, name, status).await;
     }
 
     /// Moves a volume to the second node, as operator and agents do, and ends its VolumeMove.
     pub(crate) async fn arrive(&self, name: &str) {
         let uid = self.moves(name).await.metadata.uid;
         let target = json!({"nodeName": self.node(2), "moveUID": uid});
-        merge(&self.volumes, name, json!({"spec": {"target": target}})).await;
+        change(&self.volumes, name, json!({"spec": {"target": target}})).await;
         let fence = json!({"state": "Closed", "moveUID": uid});
-        status_of(&self.volumes, name, json!({"status": {"fence": fence}})).await;
+        write_status(&self.volumes, name, json!({"fence": fence})).await;
         let there = json!({"nodeName": self.node(2), "target": null, "epoch": 1});
-        merge(&self.volumes, name, json!({"spec": there})).await;
+        change(&self.volumes, name, json!({"spec": there})).await;
         self.delete_move(name).await;
     }
 
@@ -104,15 +108,6 @@ impl Stage {
         let now = DeleteParams::default();
         self.moves.delete(name, &now).await.unwrap();
     }
-}
-
-async fn status_of<K>(api: &Api<K>, name: &str, patch: Value)
-where
-    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
-{
-    let patch = kube::api::Patch::Merge(patch);
-    let parameters = kube::api::PatchParams::default();
-    api.patch_status(name, &parameters, &patch).await.unwrap();
 }
 
 /// The program while it waits.
@@ -230,5 +225,5 @@ async fn a_move_cannot_be_undone_once_the_volume_is_on_the_new_node() {
     assert_eq!(late.code, 1, "{}{}", late.stdout, late.stderr);
     assert!(late.stdout.contains("too late to undo"), "{}", late.stdout);
     let none = json!({"metadata": {"finalizers": []}});
-    merge(&stage.moves, "late-a", none).await;
+    change(&stage.moves, "late-a", none).await;
 }

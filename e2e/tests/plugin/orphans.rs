@@ -290,7 +290,7 @@ async fn an_unclaimed_volume_is_removed_by_name_and_a_claimed_one_is_not() {
     assert!(node.has_image(&image).await);
 
     let released = json!({"metadata": {"finalizers": null}});
-    crate::merge(&objects, "unclaimed-one", released).await;
+    cistern_e2e::objects::change(&objects, "unclaimed-one", released).await;
     let parameters = kube::api::DeleteParams::default();
     objects.delete("unclaimed-one", &parameters).await.unwrap();
     let no = end(node.plugin.start(&words[..3], "yes\n")).await;

@@ -1,7 +1,7 @@
 //! `kubectl cistern top`, and the flags of lists.
 
 use cistern_crds::{StoragePool, names::IMAGE_CONTEXT};
-use cistern_e2e::{Process, eventually};
+use cistern_e2e::{Process, eventually, objects::change};
 use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod},
@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 use serde_json::{Value, json};
 
-use crate::{Node, SOON, agent_pod::agent_as_pod, create, merge};
+use crate::{Node, SOON, agent_pod::agent_as_pod, create};
 
 #[tokio::test]
 async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_reach_the_agents() {
@@ -226,7 +226,7 @@ async fn a_watched_list_is_printed_again_after_a_change() {
     shows("default/watch-one").await;
     shows("Ready").await;
     let annotated = json!({"metadata": {"annotations": {"a": "b"}}});
-    merge(
+    change(
         &node.all::<cistern_crds::PoolVolume>(),
         "watch-one",
         annotated,
