@@ -172,6 +172,21 @@ impl Cluster {
         });
     }
 
+    /// Returns the PoolVolume of this name.
+    pub fn volume(&self, name: &str) -> Option<&PoolVolume> {
+        named(&self.volumes, name)
+    }
+
+    /// Returns the StorageNode of this name.
+    pub fn node(&self, name: &str) -> Option<&StorageNode> {
+        named(&self.nodes, name)
+    }
+
+    /// Returns the VolumeMove of a volume, which has its name.
+    pub fn move_of(&self, volume: &str) -> Option<&VolumeMove> {
+        named(&self.moves, volume)
+    }
+
     /// Returns the PersistentVolume whose volume handle is `volume`.
     pub fn persistent_volume(&self, volume: &str) -> Option<&PersistentVolume> {
         self.persistent_volumes.get(volume)
@@ -206,6 +221,11 @@ impl Cluster {
             .flatten()
             .map(|pod| &**pod)
     }
+}
+
+fn named<'a, K: Resource>(all: &'a [K], name: &str) -> Option<&'a K> {
+    all.iter()
+        .find(|it| it.meta().name.as_deref() == Some(name))
 }
 
 /// Indexes the PersistentVolumes of the Cistern driver by volume handle. The first one of a handle counts.

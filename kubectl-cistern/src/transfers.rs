@@ -49,7 +49,8 @@ pub struct TransferView {
     /// Size of the volume in bytes; absent if the volume does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Reason of the condition Ready of the volume, or of its move: `Copying`, or why the copy waits. Absent until the agent reports.
+    /// Reason of the condition Ready of the volume, or of its move: `Copying`, or why the copy waits. Absent until the
+    /// agent reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Progress, rate and time left, or why the copy waits.
@@ -79,8 +80,7 @@ impl Transfers {
 impl TransferView {
     fn of(transfer: &ImageTransfer, cluster: &Cluster) -> Self {
         let spec = &transfer.spec;
-        let is_it = |volume: &&PoolVolume| volume.name_any() == spec.volume_name;
-        let volume = cluster.volumes.iter().find(is_it);
+        let volume = cluster.volume(&spec.volume_name);
         let ready = match spec.purpose {
             TransferPurpose::Restore => volume.map(PoolVolume::conditions),
             TransferPurpose::Move => conditions_of_move(transfer, cluster),

@@ -9,15 +9,17 @@ use kube::ResourceExt;
 use crate::{
     cluster::Cluster,
     moving::{
-        follow::{find_move, find_volume, waits},
-        set::{self, Link},
+        follow::waits,
+        set::{self, Link, Volumes},
     },
 };
 
-/// The volumes on the node that are to stay in existence, grouped by the pods and the replicas of StatefulSets that use them together.
+/// The volumes on the node whose deletion is not requested, grouped by the pods and the replicas of StatefulSets that
+/// use them together.
 pub(super) fn groups(cluster: &Cluster, sets: &[StatefulSet], node: &str) -> Vec<BTreeSet<String>> {
-    let mut links = set::links(cluster);
-    links.extend(of_replicas(cluster, sets));
+    let volumes = set::by_claim(cluster);
+    let mut links = set::links(cluster, &volumes);
+    links.extend(of_replicas(&volumes, sets));
     let here = cluster.volumes.iter();
     let here = here.filter(|it| it.spec.node_name == node && !it.spec.deletion_requested);
     let here: BTreeSet<String> = here.map(ResourceExt::name_any).collect();
@@ -35,8 +37,7 @@ pub(super) fn groups(cluster: &Cluster, sets: &[StatefulSet], node: &str) -> Vec
 
 /// The volumes of each replica of a StatefulSet, which may have no pod now. The claims of the replica with the ordinal
 /// N are called `TEMPLATE-SET-N`.
-fn of_replicas(cluster: &Cluster, sets: &[StatefulSet]) -> Vec<Link> {
-    let volumes = set::by_claim(cluster);
+fn of_replicas(volumes: &Volumes, sets: &[StatefulSet]) -> Vec<Link> {
     let mut links = BTreeMap::<(String, String, u32), Link>::new();
     for stateful in sets {
         let namespace = stateful.namespace().unwrap_or_default();
@@ -57,7 +58,7 @@ fn of_replicas(cluster: &Cluster, sets: &[StatefulSet]) -> Vec<Link> {
 
 /// The pods to which the volumes of a group may be attached, as `NAMESPACE/NAME`.
 pub(super) fn users(cluster: &Cluster, group: &BTreeSet<String>) -> BTreeSet<String> {
-    let volumes = group.iter().filter_map(|name| find_volume(cluster, name));
+    let volumes = group.iter().filter_map(|name| cluster.volume(name));
     let claims = volumes.filter_map(|volume| cluster.claim(volume));
     let mut users = BTreeSet::new();
     for claim in claims {
@@ -71,12 +72,12 @@ pub(super) fn users(cluster: &Cluster, group: &BTreeSet<String>) -> BTreeSet<Str
 /// Whether a group whose volumes have VolumeMoves is copied, or may be soon. One that waits for its pods, or for
 /// which the operator finds no node, is not.
 fn takes_place(cluster: &Cluster, group: &BTreeSet<String>) -> bool {
-    let volumes = group.iter().filter_map(|name| find_volume(cluster, name));
+    let volumes = group.iter().filter_map(|name| cluster.volume(name));
     let mut targets = volumes.map(|volume| &volume.spec.target);
     if targets.any(Option::is_some) {
         return true;
     }
-    let moves = group.iter().filter_map(|name| find_move(cluster, name));
+    let moves = group.iter().filter_map(|name| cluster.move_of(name));
     let moves: Vec<&VolumeMove> = moves.collect();
     let is_planned = moves.iter().any(|it| it.plan().is_some());
     let is_refused = moves.iter().any(|it| waits(it).is_some());
@@ -95,7 +96,9 @@ pub(super) fn to_begin<'a>(
     let (open, new): (Vec<_>, Vec<_>) = groups.iter().partition(|it| !it.is_disjoint(begun));
     let taken = open.iter().filter(|it| takes_place(cluster, it)).count();
     let is_undone = |name: &String| {
-        find_move(cluster, name).is_some_and(|it| it.metadata.deletion_timestamp.is_some())
+        cluster
+            .move_of(name)
+            .is_some_and(|it| it.metadata.deletion_timestamp.is_some())
     };
     let incomplete = open
         .into_iter()

@@ -60,7 +60,7 @@ fn checked<'a>(
     flags: &arguments::Drain,
 ) -> Result<&'a StorageNode, Vec<String>> {
     let (name, to_node) = (&flags.node, flags.to.as_deref());
-    let Some(node) = cluster.nodes.iter().find(|it| it.name_any() == *name) else {
+    let Some(node) = cluster.node(name) else {
         let see = "see `kubectl get storagenodes`";
         return Err(vec![format!("there is no StorageNode {name}: {see}")]);
     };

@@ -16,7 +16,7 @@ use crate::{
     cluster::Cluster,
     moving::{
         self,
-        follow::{Followed, Goal, Outcome, Printed, find_move, find_volume},
+        follow::{Followed, Goal, Outcome, Printed},
         plan, requests, set,
     },
 };
@@ -68,11 +68,11 @@ impl<'a> Drain<'a> {
         }
     }
 
-    /// Follows the moves from the node, whoever created them and wherever they go.
+    /// Follows all moves from the node, also those that others created, to any node.
     fn follow_moves(&mut self, cluster: &Cluster) -> Result<(), Error> {
         for its_move in &cluster.moves {
             let it = Followed::of(&its_move.name_any(), cluster);
-            let volume = find_volume(cluster, &it.name);
+            let volume = cluster.volume(&it.name);
             let is_new = !self.is_followed(&it.name) && !self.staying.contains_key(&it.name);
             if is_new
                 && it.from == self.flags.node
@@ -114,10 +114,10 @@ impl<'a> Drain<'a> {
             };
             let why = format!("{} stays", set::shown(cluster, stays));
             for name in group {
-                let volume = find_volume(cluster, name);
+                let volume = cluster.volume(name);
                 if volume.is_none_or(|it| it.spec.target.is_none()) {
                     self.followed.retain(|it| it.name != *name);
-                    let why = match find_move(cluster, name) {
+                    let why = match cluster.move_of(name) {
                         Some(_) => {
                             format!(
                                 "{why}; undo its move with `kubectl cistern move {name} --undo`"
@@ -216,7 +216,10 @@ impl<'a> Drain<'a> {
         let node = &self.flags.node;
         let mut lines = Vec::new();
         for (name, why) in &self.staying {
-            if find_volume(cluster, name).is_some_and(|it| it.spec.node_name == *node) {
+            if cluster
+                .volume(name)
+                .is_some_and(|it| it.spec.node_name == *node)
+            {
                 lines.push(format!(
                     "{} stays on {node}: {why}\n",
                     set::shown(cluster, name)

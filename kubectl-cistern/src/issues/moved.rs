@@ -16,9 +16,7 @@ use crate::cluster::Cluster;
 /// Returns an issue if a move waits.
 pub(super) fn of_move(object: &VolumeMove, cluster: &Cluster, now: DateTime<Utc>) -> Option<Issue> {
     let waits = waits(object, now)?;
-    let volume = &object.spec.volume_name;
-    let mut volumes = cluster.volumes.iter();
-    let volume = volumes.find(|it| it.name_any() == *volume);
+    let volume = cluster.volume(&object.spec.volume_name);
     Some(Issue {
         node: object.plan().map(|plan| plan.to_node),
         pool: volume.map(|volume| volume.pool_name().to_owned()),

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::{Condition, ConditionType, PoolVolume, Reason, VolumeMove, condition};
-use kube::ResourceExt as _;
 
 use super::set;
 use crate::{Connection, Error, Printer, Verdict, changes::Changes, cluster::Cluster};
@@ -42,8 +41,8 @@ pub(crate) enum Goal {
 
 impl Followed {
     pub(crate) fn of(name: &str, cluster: &Cluster) -> Self {
-        let planned = find_move(cluster, name).and_then(VolumeMove::plan);
-        let now = || find_volume(cluster, name).map(|it| it.spec.node_name.clone());
+        let planned = cluster.move_of(name).and_then(VolumeMove::plan);
+        let now = || cluster.volume(name).map(|it| it.spec.node_name.clone());
         Self {
             name: name.to_owned(),
             from: planned
@@ -54,13 +53,18 @@ impl Followed {
         }
     }
 
+    /// Whether the volume is on another node than the one that it leaves.
+    fn has_left(&self, volume: Option<&PoolVolume>) -> bool {
+        volume.is_some_and(|it| it.spec.node_name != self.from)
+    }
+
     /// What has become of the move. The volume was read after the move.
     pub(crate) fn outcome(
         &self,
         its_move: Option<&VolumeMove>,
         volume: Option<&PoolVolume>,
     ) -> Outcome {
-        let is_there = volume.is_some_and(|it| it.spec.node_name != self.from);
+        let is_there = self.has_left(volume);
         match (its_move, volume) {
             (Some(its_move), _) if is_there && has_followed(its_move) => Outcome::Moved,
             (Some(_), _) => Outcome::Moving,
@@ -77,8 +81,8 @@ impl Followed {
         connection: &Connection,
         cluster: &Cluster,
     ) -> Result<Outcome, Error> {
-        let (name, its_move) = (&self.name, find_move(cluster, &self.name));
-        if self.outcome(its_move, find_volume(cluster, name)) == Outcome::Moving {
+        let (name, its_move) = (&self.name, cluster.move_of(&self.name));
+        if self.outcome(its_move, cluster.volume(name)) == Outcome::Moving {
             return Ok(Outcome::Moving);
         }
         let its_move = connection.find::<VolumeMove>(name).await?;
@@ -114,14 +118,6 @@ impl Goal {
     }
 }
 
-pub(crate) fn find_move<'a>(cluster: &'a Cluster, name: &str) -> Option<&'a VolumeMove> {
-    cluster.moves.iter().find(|it| it.name_any() == name)
-}
-
-pub(crate) fn find_volume<'a>(cluster: &'a Cluster, name: &str) -> Option<&'a PoolVolume> {
-    cluster.volumes.iter().find(|it| it.name_any() == name)
-}
-
 /// Whether only the old image is left to remove.
 fn has_followed(its_move: &VolumeMove) -> bool {
     let reason = waits(its_move).and_then(|it| Reason::parse(&it.reason));
@@ -147,7 +143,7 @@ impl Printed {
 
     /// Returns the line about a move that waits, if it is new.
     pub(crate) fn progress(&mut self, cluster: &Cluster, followed: &Followed) -> Option<String> {
-        let found = find_move(cluster, &followed.name).and_then(waits)?;
+        let found = cluster.move_of(&followed.name).and_then(waits)?;
         let (reason, message) = (&found.reason, &found.message);
         self.change(
             &followed.name,
@@ -173,8 +169,7 @@ pub(crate) async fn until_ended(
             }
             let outcome = it.settled(connection, &cluster).await?;
             // Once the volume is on the new node, its move goes on to the end.
-            let is_there = find_volume(&cluster, &it.name)
-                .is_some_and(|found| found.spec.node_name != it.from);
+            let is_there = it.has_left(cluster.volume(&it.name));
             let outcome = match outcome {
                 Outcome::Moving if is_there && goal == Goal::Undo => Outcome::Moved,
                 Outcome::Moving => {
@@ -245,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_move_is_told_by_what_was_wanted() {
+    fn the_line_at_the_end_of_a_move_depends_on_the_goal() {
         let followed = Followed::of("pvc-1", &cluster());
         let line = |goal: Goal, outcome| goal.line(&followed, outcome);
         assert!(line(Goal::Move, Outcome::Moved).ends_with("has moved\n"));

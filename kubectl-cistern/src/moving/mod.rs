@@ -62,7 +62,7 @@ pub async fn run(
     let namespace = flags.namespace.clone();
     let namespace = namespace.unwrap_or_else(|| connection.client().default_namespace().to_owned());
     let named = set::named(&cluster, &namespace, &flags.claims).map_err(Error::Refused)?;
-    let links = set::links(&cluster);
+    let links = set::links(&cluster, &set::by_claim(&cluster));
     let mut together = BTreeSet::new();
     for name in &named {
         together.extend(set::group_of(name, &links));
@@ -91,24 +91,28 @@ pub async fn run(
 /// Lists the cluster. Fails if a kind that decides what moves together cannot be read completely.
 pub(crate) async fn complete(connection: &Connection) -> Result<Cluster, crate::Error> {
     let cluster = Cluster::with_users(connection).await?;
-    cluster.require_all_data()?;
-    let missing = decisive(&cluster.unread);
-    if missing.is_empty() {
-        Ok(cluster)
-    } else {
-        Err(Error::Refused(missing).into())
-    }
+    let notes = cluster.unread.clone();
+    readable(cluster, &notes, Error::Refused)
 }
 
 /// Waits for the next change of the cluster. Fails if one of these kinds is not followed any more.
 pub(crate) async fn changed(changes: &mut Changes) -> Result<Cluster, crate::Error> {
     let (cluster, notes) = changes.next().await;
+    readable(cluster, &notes, Error::Blind)
+}
+
+/// The cluster, if all objects that decide were read.
+fn readable(
+    cluster: Cluster,
+    notes: &[String],
+    refused: fn(Vec<String>) -> Error,
+) -> Result<Cluster, crate::Error> {
     cluster.require_all_data()?;
-    let missing = decisive(&notes);
+    let missing = decisive(notes);
     if missing.is_empty() {
         Ok(cluster)
     } else {
-        Err(Error::Blind(missing).into())
+        Err(refused(missing).into())
     }
 }
 
@@ -156,10 +160,7 @@ async fn undo(
     together: &BTreeSet<String>,
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
-    let moves = cluster.moves.iter();
-    let moves: Vec<_> = moves
-        .filter(|it| together.contains(&it.name_any()))
-        .collect();
+    let moves: Vec<_> = plan::existing(cluster, together).collect();
     let follows_disk = moves.iter().filter(|it| it.spec.takeover.is_some());
     let refused: Vec<String> = follows_disk
         .map(|it| {

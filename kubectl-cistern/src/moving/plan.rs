@@ -7,7 +7,7 @@ use cistern_crds::{
 };
 use kube::ResourceExt as _;
 
-use super::follow::{Followed, find_volume};
+use super::follow::Followed;
 use crate::cluster::Cluster;
 
 /// What is done for volumes that move together.
@@ -52,11 +52,11 @@ pub(crate) fn plan(
     };
     let mut planned = Planned::default();
     for name in together {
-        let Some(volume) = find_volume(cluster, name) else {
+        let Some(volume) = cluster.volume(name) else {
             refused.push(format!("there is no PoolVolume {name}"));
             continue;
         };
-        if moves.iter().any(|it| it.name_any() == *name) {
+        if cluster.move_of(name).is_some() {
             planned.existing.push(name.clone());
         } else if decided.as_ref() == Some(&volume.spec.node_name) {
             planned.there.push(name.clone());
@@ -87,7 +87,8 @@ pub(crate) fn conflicts(
     found.filter_map(|it| conflict(it, to_node)).collect()
 }
 
-fn existing<'a>(
+/// The VolumeMoves that these volumes have.
+pub(crate) fn existing<'a>(
     cluster: &'a Cluster,
     together: &BTreeSet<String>,
 ) -> impl Iterator<Item = &'a VolumeMove> {
@@ -130,7 +131,7 @@ fn obstacle(cluster: &Cluster, volume: &PoolVolume, to_node: Option<&str>) -> Op
         return Some(format!("the deletion of volume {name} is requested"));
     }
     let to_node = to_node?;
-    let Some(node) = cluster.nodes.iter().find(|it| it.name_any() == to_node) else {
+    let Some(node) = cluster.node(to_node) else {
         return Some(format!(
             "there is no StorageNode {to_node}: see `kubectl get storagenodes`"
         ));

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_may_not_move_volumes_is_not_sent_for_the_role_of_editors() {
+    fn a_user_who_may_not_move_volumes_is_not_advised_to_get_the_role_edit() {
         let status = Status::failure("volumemoves is forbidden", "Forbidden").with_code(403);
         let source = kube::Error::Api(Box::new(status));
         let denied = Error::asking("cannot create VolumeMove pvc-1", "https://cluster", source);

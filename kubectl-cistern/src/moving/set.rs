@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::volume::ClaimReference;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use cistern_crds::{PoolVolume, volume::ClaimReference};
 use kube::ResourceExt as _;
 
-use crate::cluster::{Cluster, claim_reference, handle};
+use crate::cluster::{Cluster, claim_reference};
 
 /// Names of PoolVolumes that have to be on the same node.
 pub(crate) type Link = BTreeSet<String>;
+/// Names of PoolVolumes, by claim.
+pub(crate) type Volumes = BTreeMap<ClaimReference, String>;
 
 /// The PoolVolumes of claims, each `NAME` or `NAMESPACE/NAME`, or the name of a PoolVolume. Fails with what is wrong
 /// with each that has none.
@@ -19,8 +20,9 @@ pub(crate) fn named(
     texts: &[String],
 ) -> Result<BTreeSet<String>, Vec<String>> {
     let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
+    let volumes = by_claim(cluster);
     for text in texts {
-        match one(cluster, namespace, text) {
+        match one(cluster, &volumes, namespace, text) {
             Ok(name) => drop(found.insert(name)),
             Err(why) => wrong.push(why),
         }
@@ -32,18 +34,24 @@ pub(crate) fn named(
     }
 }
 
-fn one(cluster: &Cluster, namespace: &str, text: &str) -> Result<String, String> {
+fn one(
+    cluster: &Cluster,
+    volumes: &Volumes,
+    namespace: &str,
+    text: &str,
+) -> Result<String, String> {
     let (namespace, name) = text.split_once('/').unwrap_or((namespace, text));
-    let is_it = |it: &&PersistentVolumeClaim| {
-        it.name_any() == name && it.namespace().as_deref() == Some(namespace)
+    let claim = ClaimReference {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
     };
-    if let Some(claim) = cluster.claims.iter().find(is_it) {
-        let volume = volume_of(cluster, claim);
-        return volume.ok_or_else(|| {
+    let mut claims = cluster.claims.iter().map(claim_reference);
+    if claims.any(|it| it == claim) {
+        return volumes.get(&claim).cloned().ok_or_else(|| {
             format!("claim {namespace}/{name} is not bound to a volume of Cistern")
         });
     }
-    if cluster.volumes.iter().any(|it| it.name_any() == text) {
+    if cluster.volume(text).is_some() {
         return Ok(text.to_owned());
     }
     Err(format!(
@@ -51,29 +59,25 @@ fn one(cluster: &Cluster, namespace: &str, text: &str) -> Result<String, String>
     ))
 }
 
-/// The PoolVolume that a claim is bound to.
-fn volume_of(cluster: &Cluster, claim: &PersistentVolumeClaim) -> Option<String> {
-    let bound = claim.spec.as_ref()?.volume_name.as_deref()?;
-    let mut all = cluster.persistent_volumes.values();
-    let found = all.find(|it| it.name_any() == bound)?;
-    let name = handle(found)?;
-    let exists = cluster.volumes.iter().any(|it| it.name_any() == name);
-    exists.then(|| name.to_owned())
-}
-
 /// The PoolVolumes of all claims that are bound.
-pub(crate) fn by_claim(cluster: &Cluster) -> BTreeMap<ClaimReference, String> {
-    let claims = cluster.claims.iter();
-    let each =
-        claims.filter_map(|claim| Some((claim_reference(claim), volume_of(cluster, claim)?)));
+pub(crate) fn by_claim(cluster: &Cluster) -> Volumes {
+    let names: BTreeSet<String> = cluster.volumes.iter().map(PoolVolume::name_any).collect();
+    let bound = cluster.persistent_volumes.iter();
+    let bound = bound.filter(|(handle, _)| names.contains(*handle));
+    let bound: BTreeMap<String, &String> = bound
+        .map(|(handle, object)| (object.name_any(), handle))
+        .collect();
+    let each = cluster.claims.iter().filter_map(|claim| {
+        let volume = bound.get(claim.spec.as_ref()?.volume_name.as_deref()?)?;
+        Some((claim_reference(claim), (*volume).clone()))
+    });
     each.collect()
 }
 
 /// What pods use together, and what VolumeMoves name together.
-pub(crate) fn links(cluster: &Cluster) -> Vec<Link> {
-    let volumes = by_claim(cluster);
+pub(crate) fn links(cluster: &Cluster, volumes: &Volumes) -> Vec<Link> {
     let mut of_pods: BTreeMap<(String, String), Link> = BTreeMap::new();
-    for (claim, volume) in &volumes {
+    for (claim, volume) in volumes {
         for pod in cluster.pods_with(claim) {
             let pod = (claim.namespace.clone(), pod.name_any());
             of_pods.entry(pod).or_default().insert(volume.clone());
@@ -84,7 +88,7 @@ pub(crate) fn links(cluster: &Cluster) -> Vec<Link> {
         let planned = it.plan().map(|plan| plan.together_with);
         let mut link: Link = it.spec.together_with.iter().cloned().collect();
         link.extend(planned.unwrap_or_default());
-        link.retain(|name| cluster.volumes.iter().any(|it| it.name_any() == *name));
+        link.retain(|name| cluster.volume(name).is_some());
         link.insert(it.name_any());
         link
     }));
@@ -109,8 +113,10 @@ pub(crate) fn group_of(name: &str, links: &[Link]) -> BTreeSet<String> {
 
 /// A volume as messages name it: with its claim.
 pub(crate) fn shown(cluster: &Cluster, name: &str) -> String {
-    let volume = cluster.volumes.iter().find(|it| it.name_any() == name);
-    match volume.and_then(|volume| cluster.claim(volume)) {
+    match cluster
+        .volume(name)
+        .and_then(|volume| cluster.claim(volume))
+    {
         Some(claim) => format!("{}/{} (volume {name})", claim.namespace, claim.name),
         None => format!("volume {name}"),
     }
