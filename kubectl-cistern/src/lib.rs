@@ -11,6 +11,7 @@
 //! cluster goes through `output/terminal.rs`, which escapes control characters. The page of `ui`
 //! shows it as text, never as HTML.
 
+mod access;
 pub mod age;
 pub mod agents;
 pub mod arguments;

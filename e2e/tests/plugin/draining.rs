@@ -1,7 +1,7 @@
 //! `kubectl cistern drain`. The tests play operator and agents.
 
 use cistern_crds::{StorageNode, StoragePool};
-use cistern_e2e::objects::change;
+use cistern_e2e::{eventually, objects::change};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{create, moving::Stage};
+use crate::{SOON, create, moving::Stage, rights};
 
 /// A stage with a StoragePool, which is cordoned, and volumes on the first node.
 async fn stage(pool: &str, volumes: &[&str]) -> Stage {
@@ -41,6 +41,26 @@ async fn a_drain_shows_what_would_move_without_a_change() {
     assert!(planned.contains("no volumes"), "{planned}");
     let itself = ["drain", "planned-1", "--to", "planned-1"];
     assert_eq!(stage.plugin.run(&itself).await.code, 3);
+}
+
+#[tokio::test]
+async fn a_drain_by_a_user_who_may_not_move_volumes_leaves_the_pools_as_they_are() {
+    let stage = stage("denied", &["denied-a"]).await;
+    let read = json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]});
+    let edit = json!({"apiGroups": ["cistern.storage"], "resources": ["storagepools"], "verbs": ["patch"]});
+    rights::grant(stage.client(), "editor", &[read, edit]).await;
+    let flags = ["drain", "denied-1", "--as", "editor"];
+    let refused = "you may not create VolumeMoves: only cluster administrators move volumes; use another --context: nothing was changed";
+    eventually("the role of the editor to be in force", SOON, async || {
+        let answer = stage.plugin.run(&flags).await;
+        assert_eq!((answer.code, answer.stdout.as_str()), (3, ""));
+        let is_refused = answer.stderr.contains(refused);
+        is_refused.then_some(()).ok_or(answer.stderr)
+    })
+    .await;
+    let pools: Api<StoragePool> = Api::all(stage.client());
+    let pool = pools.get("denied").await.unwrap();
+    assert!(pool.spec.cordoned_nodes.is_empty());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cistern_e2e::{ControlPlane, eventually};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::Api;
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -25,16 +25,8 @@ async fn make(control_plane: &ControlPlane) -> PathBuf {
     let admin = Plugin::of(control_plane);
     let (outcome, message) = rights(&admin, &["--as", "stranger"]).await;
     assert_eq!(outcome, "warn", "{message}");
-    let (client, group) = (control_plane.client(), "rbac.authorization.k8s.io");
     let rules: Vec<Value> = refused(&message).iter().map(|it| rule(it)).collect();
-    let role = json!({"metadata": {"name": USER}, "rules": rules});
-    create(&Api::<ClusterRole>::all(client.clone()), role).await;
-    let binding = json!({
-        "metadata": {"name": USER},
-        "roleRef": {"kind": "ClusterRole", "name": USER, "apiGroup": group},
-        "subjects": [{"kind": "User", "name": USER, "apiGroup": group}],
-    });
-    create(&Api::<ClusterRoleBinding>::all(client), binding).await;
+    grant(control_plane.client(), USER, &rules).await;
 
     let content = std::fs::read_to_string(control_plane.kubeconfig()).unwrap();
     let mut content: Value = serde_json::from_str(&content).unwrap();
@@ -52,6 +44,19 @@ async fn make(control_plane: &ControlPlane) -> PathBuf {
     )
     .await;
     kubeconfig
+}
+
+/// Grants rules to a user, by a ClusterRole and a binding that have the user's name.
+pub(crate) async fn grant(client: Client, user: &str, rules: &[Value]) {
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({"metadata": {"name": user}, "rules": rules});
+    create(&Api::<ClusterRole>::all(client.clone()), role).await;
+    let binding = json!({
+        "metadata": {"name": user},
+        "roleRef": {"kind": "ClusterRole", "name": user, "apiGroup": group},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
+    });
+    create(&Api::<ClusterRoleBinding>::all(client), binding).await;
 }
 
 /// Returns outcome and message of the review of the user's permissions.

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::{
-    authorization::v1::{
-        ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-        SubjectAccessReview, SubjectAccessReviewSpec,
-    },
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
     rbac::v1::PolicyRule,
 };
 use kube::api::PostParams;
@@ -17,7 +14,7 @@ use super::{
     report::Check,
     used::{USED, Used},
 };
-use crate::{Connection, Error};
+use crate::{Connection, Error, access};
 
 const ACCOUNTS: &str = "accounts";
 const YOURS: &str = "your rights";
@@ -163,35 +160,22 @@ async fn ask(connection: &Connection, questions: &[Question]) -> Result<Vec<Ques
 }
 
 async fn is_allowed(connection: &Connection, question: &Question) -> Result<bool, Error> {
-    const WHAT: &str = "cannot review permissions";
-    let parameters = PostParams::default();
-    let attributes = Some(question.attributes.clone());
-    let status = if let Some(account) = &question.account {
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: Some(account.clone()),
-                groups: Some(groups(account)),
-                resource_attributes: attributes,
-                ..SubjectAccessReviewSpec::default()
-            },
-            ..SubjectAccessReview::default()
-        };
-        let api = connection.everywhere();
-        let answer = connection.ask(WHAT, api.create(&parameters, &review));
-        answer.await?.status
-    } else {
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: attributes,
-                non_resource_attributes: None,
-            },
-            ..SelfSubjectAccessReview::default()
-        };
-        let api = connection.everywhere();
-        let answer = connection.ask(WHAT, api.create(&parameters, &review));
-        answer.await?.status
+    let attributes = question.attributes.clone();
+    let Some(account) = &question.account else {
+        return access::is_allowed(connection, attributes).await;
     };
-    Ok(status.is_some_and(|status| status.allowed))
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(account.clone()),
+            groups: Some(groups(account)),
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let (api, parameters) = (connection.everywhere(), PostParams::default());
+    let answer = connection.ask(access::WHAT, api.create(&parameters, &review));
+    Ok(answer.await?.status.is_some_and(|status| status.allowed))
 }
 
 /// Returns the groups that the API server assigns to a service account.

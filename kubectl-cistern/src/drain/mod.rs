@@ -22,7 +22,7 @@ use crate::{
     Connection, Error, Printer, Verdict, arguments,
     cluster::Cluster,
     cordon,
-    moving::{self, plan, set},
+    moving::{self, plan, requests, set},
 };
 
 /// Moves all volumes of the node. Fails if the node or the target is unknown, or if a request fails.
@@ -41,6 +41,8 @@ pub async fn run(
         printer.write(&what_would_move(&cluster, &groups))?;
         return Ok(Verdict::Ok);
     }
+    // Who may cordon a pool need not be permitted to move its volumes.
+    requests::require_create(connection).await?;
     for pool in &node.spec.pools {
         let flags = arguments::Cordon {
             pool: pool.name.clone(),

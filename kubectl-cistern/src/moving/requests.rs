@@ -2,12 +2,28 @@
 
 use cistern_client::Rejection;
 use cistern_crds::{VolumeMove, VolumeMoveSpec};
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     api::{DeleteParams, PostParams, Preconditions},
 };
 
-use crate::{Connection, Error, MANAGER};
+use crate::{Connection, Error, MANAGER, access};
+
+/// Fails if the current user may not create VolumeMoves, or if the request fails.
+pub(crate) async fn require_create(connection: &Connection) -> Result<(), Error> {
+    let create = ResourceAttributes {
+        group: Some(VolumeMove::group(&()).into_owned()),
+        resource: Some(VolumeMove::plural(&()).into_owned()),
+        verb: Some("create".to_owned()),
+        ..ResourceAttributes::default()
+    };
+    if access::is_allowed(connection, create).await? {
+        return Ok(());
+    }
+    let denied = "you may not create VolumeMoves: only cluster administrators move volumes; use another --context";
+    Err(super::Error::Refused(vec![denied.to_owned()]).into())
+}
 
 /// Creates a VolumeMove. Returns whether there was none. Fails if the request fails.
 pub(crate) async fn create(connection: &Connection, spec: &VolumeMoveSpec) -> Result<bool, Error> {
