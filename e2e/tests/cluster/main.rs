@@ -24,6 +24,7 @@ mod health;
 mod modify;
 mod moves;
 mod nodes;
+mod other_machine;
 mod parameters;
 mod placement;
 mod relocation;
