@@ -1,5 +1,12 @@
 # The commands for developers and CI. `make` lists them.
 SHELL := /bin/bash
+
+# KUBERNETES=1.35 runs a target with that version of Kubernetes, on a cluster of its own.
+ifdef KUBERNETES
+export CISTERN_KUBERNETES := $(KUBERNETES)
+export CISTERN_CLUSTER ?= cistern-$(KUBERNETES)
+endif
+
 CACHE := $(or $(CISTERN_CACHE),$(HOME)/.cache/cistern)
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 MDBOOK := $(CACHE)/mdbook-0.5.4/bin/mdbook
@@ -79,7 +86,7 @@ storage-suite: ## Kubernetes' own storage tests on the running cluster
 	e2e/cluster/load storage-suite
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/run
 
-conformance: ## All of Kubernetes' own storage tests, on a kind cluster; takes more than an hour; RUNS="btrfs one-node" selects (root)
+conformance: ## All of Kubernetes' own storage tests, on a kind cluster; takes more than an hour; RUNS="btrfs one-node" selects; KUBERNETES=1.35 for that version (root)
 	e2e/cluster/prepare --what cluster storage-suite
 	e2e/cluster/up
 	e2e/cluster/build-images

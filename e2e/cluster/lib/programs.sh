@@ -2,6 +2,14 @@
 # The programs that are built from Go modules. Which there are, and in which versions, is said in go/*/go.mod: one
 # module for each set of programs whose libraries agree. Sourced, never run.
 
+# The module of Kubernetes' programs: the newest version, or the one that CISTERN_KUBERNETES names, such as 1.35.
+kubernetes=kubernetes${CISTERN_KUBERNETES:+-$CISTERN_KUBERNETES}
+[ -e "$harness/go/$kubernetes" ] || fail "CISTERN_KUBERNETES is $CISTERN_KUBERNETES; besides the default there are $(
+  cd "$harness/go" && echo kubernetes-* | sed 's/kubernetes-//g'
+)"
+
+kubernetes_version() { module_version "$kubernetes" k8s.io/kubernetes/cmd/kubelet; }
+
 programs_of() {
   case $1 in
   check) echo actionlint ;;
@@ -17,18 +25,20 @@ programs_of() {
 
 # package_of PROGRAM: "MODULE_FOLDER PACKAGE", from the "tool" lines of the go.mod files.
 package_of() {
-  local program=$1 file package
+  local program=$1 file folder package
   case $program in
   etcd) program=server/v3 ;; # the only one whose package is not called like the program
   e2e.test)
-    echo kubernetes k8s.io/kubernetes/test/e2e
+    echo "$kubernetes" k8s.io/kubernetes/test/e2e
     return 0
     ;;
   esac
   for file in "$harness"/go/*/go.mod; do
+    folder=$(basename "$(dirname "$file")")
+    [[ $folder != kubernetes* || $folder = "$kubernetes" ]] || continue
     package=$(sed -n "s|^\(tool\)\{0,1\}[[:space:]]*\([^ =]*/$program\)\$|\2|p" "$file")
     [ -n "$package" ] || continue
-    echo "$(basename "$(dirname "$file")") $package"
+    echo "$folder $package"
     return 0
   done
   fail "no go.mod of $harness/go has a tool called $1"
@@ -68,7 +78,7 @@ linker_flags() {
   version=$(module_version "$1" "$2")
   printf -- '-s -w'
   case $1 in
-  kubernetes)
+  kubernetes*)
     local minor=${version#v*.}
     printf -- ' -X k8s.io/component-base/version.%s' "gitVersion=$version" gitMajor=1 "gitMinor=${minor%%.*}" \
       gitTreeState=clean gitCommit=unknown

@@ -22,6 +22,9 @@ leave_engine() { :; }
 packages_of_nodes() { :; }
 programs_of_nodes() { :; }
 programs_of_suite() { :; }
-prepare_nodes() { :; }
+prepare_nodes() {
+  [ -z "${CISTERN_KUBERNETES:-}" ] || fail "the nodes run the Kubernetes of kind's node image: unset CISTERN_KUBERNETES, or use CISTERN_HARNESS=offline (root)"
+}
 prepare_suite() { :; }
 cluster_patch() { :; }
+complete_cluster() { :; }

@@ -9,7 +9,8 @@
 #                        Debian packages and programs that are needed besides kind and kubectl
 #   prepare_nodes        makes what the nodes consist of; sets kind_arguments
 #   prepare_suite        makes the images of Kubernetes' storage suite; sets suite_archive if they must be loaded
-#   cluster_patch        prints lines for kubeadm's ClusterConfiguration
+#   cluster_patch        prints patches of kubeadm's configuration
+#   complete_cluster     changes a new cluster
 #
 # Sourced, never run.
 

@@ -4,9 +4,15 @@
 
 pause_version=3.10.2
 suite_busybox=registry.k8s.io/e2e-test-images/busybox:1.37.0-1
+# Each version of the storage suite names a version of agnhost.
+case ${CISTERN_KUBERNETES:-} in
+1.34) agnhost_version=2.56 ;;
+1.35) agnhost_version=2.59 ;;
+*) agnhost_version=2.63.0 ;;
+esac
 # The storage suite uses one image under all of these names; see images/suite/Dockerfile.
 suite_images=(
-  registry.k8s.io/e2e-test-images/agnhost:2.63.0
+  "registry.k8s.io/e2e-test-images/agnhost:$agnhost_version"
   registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0
   registry.k8s.io/e2e-test-images/nginx:1.15-4
 )

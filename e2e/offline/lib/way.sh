@@ -16,8 +16,22 @@ programs_of_suite() { echo agnhost; }
 kind_arguments=()
 suite_archive=
 
-# Nothing in the tests asks for a name of the cluster, so CoreDNS is neither built nor run.
-cluster_patch() { echo '  dns: {disabled: true}'; }
+# Nothing in the tests asks for a name of the cluster, so CoreDNS is neither built nor run. All versions of Kubernetes run
+# with one version of etcd.
+cluster_patch() {
+  local etcd
+  etcd=$(name_of_image etcd)
+  cat <<P
+- |
+  kind: ClusterConfiguration
+  etcd: {local: {imageTag: ${etcd##*:}}}
+P
+  if has_v1beta4; then echo '  dns: {disabled: true}'; fi
+}
+
+complete_cluster() {
+  has_v1beta4 || kubectl_of_cluster --namespace kube-system delete deployment coredns
+}
 
 prepare_nodes() {
   use_engine

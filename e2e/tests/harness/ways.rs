@@ -30,11 +30,14 @@ fn parsed(yaml: &str) -> Value {
     serde_saphyr::from_str(yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
 }
 
-/// The patch of a kind of kubeadm's configuration.
-fn patch(configuration: &Value, kind: &str) -> Value {
+/// The values of a field in all patches of a kind of kubeadm's configuration.
+fn patched(configuration: &Value, kind: &str, field: &str) -> Vec<Value> {
     let patches = configuration["kubeadmConfigPatches"].as_array().unwrap();
-    let mut patches = patches.iter().map(|patch| parsed(patch.as_str().unwrap()));
-    patches.find(|patch| patch["kind"] == kind).unwrap()
+    let patches = patches.iter().map(|patch| parsed(patch.as_str().unwrap()));
+    let of_kind = patches.filter(|patch| patch["kind"] == kind);
+    of_kind
+        .filter_map(|patch| patch.get(field).cloned())
+        .collect()
 }
 
 #[tokio::test]
@@ -64,12 +67,10 @@ async fn the_configuration_of_a_cluster_has_documented_fields_only_and_no_node_i
         let nodes: Vec<String> = nodes.map(ToString::to_string).collect();
         let (control_plane, worker) = (r#"{"role":"control-plane"}"#, r#"{"role":"worker"}"#);
         assert_eq!(nodes, [control_plane, worker, worker, worker]);
-        assert_eq!(
-            patch(&configuration, "KubeletConfiguration")["maxPods"],
-            250
-        );
-        let dns = &patch(&configuration, "ClusterConfiguration")["dns"];
-        assert_eq!(dns.is_null(), way == "registry", "{dns}");
+        let pods = patched(&configuration, "KubeletConfiguration", "maxPods");
+        assert_eq!(pods, [250]);
+        let dns = patched(&configuration, "ClusterConfiguration", "dns");
+        assert_eq!(dns.is_empty(), way == "registry", "{dns:?}");
     }
 }
 
@@ -88,7 +89,7 @@ async fn the_default_way_needs_kind_and_kubectl_and_the_offline_way_much_more() 
 async fn both_ways_define_every_name_that_the_scripts_use() {
     let names =
         "use_engine start_engine may_have_clusters leave_engine packages_of_nodes programs_of_nodes
-        programs_of_suite prepare_nodes prepare_suite cluster_patch";
+        programs_of_suite prepare_nodes prepare_suite cluster_patch complete_cluster";
     let check = format!(
         "for name in {}; do declare -F $name || fail $name; done; echo ${{#kind_arguments[@]}} $suite_archive",
         names.split_whitespace().collect::<Vec<_>>().join(" ")
