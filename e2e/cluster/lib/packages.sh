@@ -9,7 +9,7 @@ packages_of() {
   browser) echo chromium chromium-driver fonts-dejavu-core ;;
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
   control-plane | sanity) echo ca-certificates prometheus ;;
-  cluster | storage-suite) packages_of_nodes ;;
+  cluster | storage-suite | postgresql) packages_of_nodes ;;
   images) echo binutils ca-certificates debian-archive-keyring gcc jq python3 ;;
   release) echo "$(packages_of images) $(compilers)" ;;
   esac

@@ -13,13 +13,13 @@ kubernetes_version() { module_version "$kubernetes" k8s.io/kubernetes/cmd/kubele
 programs_of() {
   case $1 in
   check) echo actionlint ;;
-  host | vm | bench | browser | images | release) ;;
+  host | vm | bench | browser | postgresql | images | release) ;;
   control-plane) echo etcd kube-apiserver kubectl ;;
   sanity) echo csi-sanity ;;
   chart) echo helm ;;
   cluster) echo kind kubectl "$(programs_of_nodes)" ;;
   storage-suite) echo ginkgo e2e.test "$(programs_of_suite)" ;;
-  *) fail "no group is called $1; there are check, host, vm, bench, browser, control-plane, sanity, chart, cluster, storage-suite, images and release" ;;
+  *) fail "no group is called $1; there are check, host, vm, bench, browser, control-plane, sanity, chart, cluster, storage-suite, postgresql, images and release" ;;
   esac
 }
 

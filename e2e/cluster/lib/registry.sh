@@ -10,7 +10,7 @@
 # sources of snapshot-controller and of the storage suite.
 
 kind_arguments=()
-suite_archive=
+images_archive=
 
 use_engine() {
   docker info >/dev/null 2>&1 || fail "no docker engine answers; start it, or use CISTERN_HARNESS=offline (root)"
@@ -26,5 +26,6 @@ prepare_nodes() {
   [ -z "${CISTERN_KUBERNETES:-}" ] || fail "the nodes run the Kubernetes of kind's node image: unset CISTERN_KUBERNETES, or use CISTERN_HARNESS=offline (root)"
 }
 prepare_suite() { :; }
+prepare_postgresql() { :; }
 cluster_patch() { :; }
 complete_cluster() { :; }

@@ -8,7 +8,8 @@
 #   packages_of_nodes, programs_of_nodes, programs_of_suite
 #                        Debian packages and programs that are needed besides kind and kubectl
 #   prepare_nodes        makes what the nodes consist of; sets kind_arguments
-#   prepare_suite        makes the images of Kubernetes' storage suite; sets suite_archive if they must be loaded
+#   prepare_suite, prepare_postgresql
+#                        make the images of Kubernetes' storage suite, and of PostgreSQL; set images_archive if they must be loaded
 #   cluster_patch        prints patches of kubeadm's configuration
 #   complete_cluster     changes a new cluster
 #

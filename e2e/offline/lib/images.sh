@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and programs.sh
 # The images that the harness builds without a registry: the base image, the images of the control plane and of the
-# sidecars, the nodes' image, and those of Kubernetes' storage suite. Sourced, never run.
+# sidecars, the nodes' image, and those of Kubernetes' storage suite and of other tests. Sourced, never run.
 
 pause_version=3.10.2
 suite_busybox=registry.k8s.io/e2e-test-images/busybox:1.37.0-1
@@ -16,6 +16,8 @@ suite_images=(
   registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0
   registry.k8s.io/e2e-test-images/nginx:1.15-4
 )
+
+postgresql_image=docker.io/library/postgres:15-bookworm # official: the tests name it
 
 image_exists() { docker image inspect "$1" >/dev/null 2>&1; }
 
@@ -144,13 +146,13 @@ make_node_image() {
   rm -rf "$context"
 }
 
-# Sets suite_archive to the images of Kubernetes' storage suite.
+# Sets images_archive to the images of Kubernetes' storage suite.
 build_suite_images() {
   start_engine
   build_base_image
-  suite_archive=$cache/images/storage-suite-$(key_of "$(key_of_files "$offline/images/suite")" "$(program_path agnhost)" \
+  images_archive=$cache/images/storage-suite-$(key_of "$(key_of_files "$offline/images/suite")" "$(program_path agnhost)" \
     "${suite_images[@]}").tar
-  build_once "images of the storage suite" "$suite_archive" make_suite_archive
+  build_once "images of the storage suite" "$images_archive" make_suite_archive
 }
 
 make_suite_archive() {
@@ -159,4 +161,17 @@ make_suite_archive() {
   docker build --network host "${suite_images[@]/#/--tag=}" "$context"
   rm -rf "$context"
   docker save --output "$1" "${suite_images[@]}"
+}
+
+# Sets images_archive to the image of PostgreSQL.
+build_postgresql_image() {
+  start_engine
+  build_base_image
+  images_archive=$cache/images/postgresql-$(key_of "$(key_of_files "$offline/images/postgresql")" "$postgresql_image").tar
+  build_once "image of PostgreSQL" "$images_archive" make_postgresql_archive
+}
+
+make_postgresql_archive() {
+  docker build --network host --tag "$postgresql_image" "$offline/images/postgresql"
+  docker save --output "$1" "$postgresql_image"
 }

@@ -14,7 +14,7 @@ packages_of_nodes() { echo busybox-static ca-certificates docker.io gcc iptables
 programs_of_nodes() { echo "${node_programs[@]}" "${image_programs[@]}"; }
 programs_of_suite() { echo agnhost; }
 kind_arguments=()
-suite_archive=
+images_archive=
 
 # Nothing in the tests asks for a name of the cluster, so CoreDNS is neither built nor run. All versions of Kubernetes run
 # with one version of etcd.
@@ -42,4 +42,9 @@ prepare_nodes() {
 prepare_suite() {
   use_engine
   build_suite_images
+}
+
+prepare_postgresql() {
+  use_engine
+  build_postgresql_image
 }

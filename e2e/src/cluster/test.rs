@@ -18,6 +18,7 @@ use cistern_crds::{PoolVolume, StoragePool};
 use futures::FutureExt as _;
 use k8s_openapi::{
     api::{
+        apps::v1::{Deployment, StatefulSet},
         core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
         storage::v1::{CSIStorageCapacity, StorageClass, VolumeAttributesClass},
     },
@@ -364,6 +365,8 @@ pub(super) async fn remove_leftovers(cluster: &Cluster) {
     for namespace in list(&namespaces, TEST_LABEL).await {
         let name = namespace.name_any();
         eprintln!("removing what an earlier run has kept in namespace {name}");
+        remove_all::<StatefulSet>(&Api::namespaced(cluster.client(), &name), "").await;
+        remove_all::<Deployment>(&Api::namespaced(cluster.client(), &name), "").await;
         remove_all::<Pod>(&Api::namespaced(cluster.client(), &name), "").await;
         remove_all::<PersistentVolumeClaim>(&Api::namespaced(cluster.client(), &name), "").await;
         snapshots::remove_snapshots_of(cluster, &name).await;

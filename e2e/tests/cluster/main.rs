@@ -27,6 +27,7 @@ mod nodes;
 mod other_machine;
 mod parameters;
 mod placement;
+mod postgresql;
 mod relocation;
 mod restarts;
 mod restore;

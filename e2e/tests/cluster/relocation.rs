@@ -56,7 +56,7 @@ pub(crate) async fn shell(test: &Test, pod: &str, script: &str) -> String {
 }
 
 /// Declares that volumes move together to a node.
-async fn move_all(test: &Test, volumes: &[String], node: &str) {
+pub(crate) async fn move_all(test: &Test, volumes: &[String], node: &str) {
     for volume in volumes {
         let others = volumes.iter().filter(|other| *other != volume);
         let others: Vec<&String> = others.collect();
@@ -72,7 +72,7 @@ async fn move_all(test: &Test, volumes: &[String], node: &str) {
 }
 
 /// Waits until the moves of the volumes wait for a reason.
-async fn all_wait(test: &Test, volumes: &[String], reason: &str) {
+pub(crate) async fn all_wait(test: &Test, volumes: &[String], reason: &str) {
     let moves = test.all::<VolumeMove>();
     for volume in volumes {
         let what = format!("the move of {volume} to wait for {reason}");
@@ -93,7 +93,7 @@ async fn all_wait(test: &Test, volumes: &[String], reason: &str) {
 }
 
 /// Waits until the volumes are on the node with nothing left of their moves, and their claims are bound.
-async fn all_moved(test: &Test, volumes: &[String], node: &str) {
+pub(crate) async fn all_moved(test: &Test, volumes: &[String], node: &str) {
     let moves = test.all::<VolumeMove>();
     for volume in volumes {
         test.gone(&moves, volume).await;

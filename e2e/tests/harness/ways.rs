@@ -89,9 +89,9 @@ async fn the_default_way_needs_kind_and_kubectl_and_the_offline_way_much_more() 
 async fn both_ways_define_every_name_that_the_scripts_use() {
     let names =
         "use_engine start_engine may_have_clusters leave_engine packages_of_nodes programs_of_nodes
-        programs_of_suite prepare_nodes prepare_suite cluster_patch complete_cluster";
+        programs_of_suite prepare_nodes prepare_suite prepare_postgresql cluster_patch complete_cluster";
     let check = format!(
-        "for name in {}; do declare -F $name || fail $name; done; echo ${{#kind_arguments[@]}} $suite_archive",
+        "for name in {}; do declare -F $name || fail $name; done; echo ${{#kind_arguments[@]}} $images_archive",
         names.split_whitespace().collect::<Vec<_>>().join(" ")
     );
     for way in ["registry", "offline"] {
