@@ -4,12 +4,15 @@
 //! ```text
 //! <folder>/disk             what the disk holds: sparse, on a filesystem that is well
 //! <folder>/disk.mode        how it behaves: see Mode
+//! <folder>/disk.journal     what it was asked to write while it recorded: see Change
 //! <folder>/mount/disk       the disk
 //! ```
 //!
 //! *Invariant:* nothing hangs for longer than the program runs. When it ends, however it does, the
 //! kernel aborts its connection, as by `/sys/fs/fuse/connections/<minor>/abort` (which needs fusectl
 //! to be mounted): whoever waits for the disk gets an error, and all can be unmounted.
+
+mod journal;
 
 use std::{
     env, fmt, fs,
@@ -21,6 +24,8 @@ use std::{
 
 use rustix::mount::{UnmountFlags, unmount};
 
+pub use self::journal::{Change, journal_file};
+
 /// Name of the one file that is served.
 pub const NAME: &str = "disk";
 /// What the program prints once the disk is there.
@@ -31,6 +36,8 @@ pub const MOUNTED: &str = "mounted";
 pub enum Mode {
     /// It is well.
     Ok,
+    /// It is well, and records what it is asked to write.
+    Record,
     /// Everything fails with `EIO`.
     Eio,
     /// Writing fails with `EIO`; what was written before can be read.
@@ -51,6 +58,7 @@ impl FromStr for Mode {
     fn from_str(word: &str) -> Result<Self, UnknownMode> {
         match word {
             "ok" => Ok(Self::Ok),
+            "record" => Ok(Self::Record),
             "eio" => Ok(Self::Eio),
             "eio-write" => Ok(Self::EioWrite),
             "lose" => Ok(Self::Lose),
@@ -64,6 +72,7 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",
+            Self::Record => "record",
             Self::Eio => "eio",
             Self::EioWrite => "eio-write",
             Self::Lose => "lose",
@@ -131,9 +140,19 @@ impl FailingDisk {
         self.folder.join("mount").join(NAME)
     }
 
+    /// The file with what the disk holds.
+    pub fn backing(&self) -> PathBuf {
+        self.folder.join(NAME)
+    }
+
+    /// What the disk was asked to write since it records.
+    pub fn recorded(&self) -> io::Result<Vec<Change>> {
+        Change::read_all(&journal_file(&self.backing()))
+    }
+
     /// Sets how the disk behaves, from its next request on.
     pub fn set(&self, mode: Mode) -> io::Result<()> {
-        fs::write(control_file(&self.folder.join(NAME)), format!("{mode}\n"))
+        fs::write(control_file(&self.backing()), format!("{mode}\n"))
     }
 }
 

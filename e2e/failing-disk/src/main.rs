@@ -1,7 +1,7 @@
 //! Serves a file that fails on demand: `failing-disk MOUNTPOINT BACKING-FILE SIZE`.
 //!
 //! Prints `mounted` when `MOUNTPOINT/disk` is there, and runs until it is killed or unmounted. How the
-//! disk behaves says `BACKING-FILE.mode`: `ok`, `eio`, `eio-write`, `lose` or `hang`. It is read at
+//! disk behaves says `BACKING-FILE.mode`: `ok`, `record`, `eio`, `eio-write`, `lose` or `hang`. It is read at
 //! each request, so that a mode holds from the moment in which it was written.
 //!
 //! *Invariant:* only the disk's data fails or hangs, never its name or size: whoever lists loop devices,
@@ -22,13 +22,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use failing_disk::{MOUNTED, NAME};
+use failing_disk::{Change, MOUNTED, NAME};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
     ReplyWrite, Request, Session, SessionACL, WriteFlags,
 };
-use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::modes::{Access, Modes, Outcome};
 
@@ -39,9 +38,29 @@ const ALWAYS: Duration = Duration::from_hours(24);
 
 /// The filesystem: one file.
 struct Disk {
-    file: Arc<File>,
+    storage: Arc<Storage>,
     size: u64,
     modes: Arc<Modes>,
+}
+
+/// What the disk holds, and what it records.
+struct Storage {
+    file: File,
+    journal: File,
+}
+
+impl Storage {
+    /// Changes the disk as its mode has it.
+    fn change(&self, change: &Change, outcome: Outcome) -> io::Result<()> {
+        match outcome {
+            Outcome::Done => change.apply(&self.file),
+            Outcome::Recorded => {
+                change.apply(&self.file)?;
+                change.append(&self.journal)
+            }
+            Outcome::Lost => Ok(()),
+        }
+    }
 }
 
 fn main() -> io::Result<()> {
@@ -57,8 +76,12 @@ fn main() -> io::Result<()> {
         .truncate(false)
         .open(&backing)?;
     file.set_len(size)?;
+    let journal = File::options()
+        .append(true)
+        .create(true)
+        .open(failing_disk::journal_file(&backing))?;
     let disk = Disk {
-        file: Arc::new(file),
+        storage: Arc::new(Storage { file, journal }),
         size,
         modes: Modes::watch(failing_disk::control_file(&backing)),
     };
@@ -98,6 +121,19 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Answers a request that changes the disk without data of its own.
+    fn change(&self, change: Change, reply: ReplyEmpty) {
+        let storage = Arc::clone(&self.storage);
+        self.modes.answer(Access::Write, move |permitted| {
+            match permitted.and_then(|outcome| storage.change(&change, outcome)) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error.into()),
+            }
+        });
+    }
+}
+
 impl Filesystem for Disk {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.attributes(FILE) {
@@ -131,12 +167,12 @@ impl Filesystem for Disk {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let file = Arc::clone(&self.file);
+        let storage = Arc::clone(&self.storage);
         let length = self.size.saturating_sub(offset).min(size.into());
         self.modes.answer(Access::Read, move |permitted| {
             let read = permitted.and_then(|_| {
                 let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-                file.read_exact_at(&mut bytes, offset)?;
+                storage.file.read_exact_at(&mut bytes, offset)?;
                 Ok(bytes)
             });
             match read {
@@ -158,13 +194,15 @@ impl Filesystem for Disk {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let (file, data) = (Arc::clone(&self.file), data.to_vec());
+        let (storage, length) = (Arc::clone(&self.storage), data.len());
+        let change = Change::Write {
+            offset,
+            data: data.to_vec(),
+        };
         self.modes.answer(Access::Write, move |permitted| {
             let written = permitted.and_then(|outcome| {
-                if outcome == Outcome::Done {
-                    file.write_all_at(&data, offset)?;
-                }
-                u32::try_from(data.len()).map_err(io::Error::other)
+                storage.change(&change, outcome)?;
+                u32::try_from(length).map_err(io::Error::other)
             });
             match written {
                 Ok(length) => reply.written(length),
@@ -183,33 +221,23 @@ impl Filesystem for Disk {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let file = Arc::clone(&self.file);
-        let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        self.modes.answer(Access::Write, move |permitted| {
-            let done = permitted.and_then(|outcome| match outcome {
-                Outcome::Done => Ok(fallocate(&file, flags, offset, length)?),
-                Outcome::Lost => Ok(()),
-            });
-            finish(done, reply);
-        });
+        self.change(
+            Change::Allocate {
+                flags: mode.cast_unsigned(),
+                offset,
+                length,
+            },
+            reply,
+        );
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         // What was written survives whatever a test does: it is in the page cache of a machine that
         // goes on.
-        self.modes.answer(Access::Write, move |permitted| {
-            finish(permitted.map(drop), reply);
-        });
+        self.change(Change::Flush, reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();
-    }
-}
-
-fn finish(done: io::Result<()>, reply: ReplyEmpty) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(error.into()),
     }
 }

@@ -26,6 +26,8 @@ pub(crate) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
+    /// It is done and recorded.
+    Recorded,
     /// It is said to be done.
     Lost,
 }
@@ -72,9 +74,10 @@ impl Modes {
 
     fn answer_boxed(&self, access: Access, answer: Answer) {
         match (self.now(), access) {
-            (Mode::Ok, _) | (Mode::EioWrite | Mode::Lose, Access::Read) => {
+            (Mode::Ok, _) | (Mode::Record | Mode::EioWrite | Mode::Lose, Access::Read) => {
                 answer(Ok(Outcome::Done));
             }
+            (Mode::Record, Access::Write) => answer(Ok(Outcome::Recorded)),
             (Mode::Lose, Access::Write) => answer(Ok(Outcome::Lost)),
             (Mode::Eio, _) | (Mode::EioWrite, Access::Write) => {
                 answer(Err(io::Error::from_raw_os_error(EIO)));

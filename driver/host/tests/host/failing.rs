@@ -10,7 +10,8 @@ use failing_disk::{FailingDisk, Mode};
 
 use crate::harness::{Machine, must, run};
 
-const SIZE: u64 = 320 << 20;
+/// The smallest disk for a pool.
+pub(crate) const SIZE: u64 = 320 << 20;
 
 /// The device. Pending I/O fails when this is dropped.
 pub(crate) struct FailingDevice {
@@ -20,24 +21,29 @@ pub(crate) struct FailingDevice {
 
 impl FailingDevice {
     pub(crate) fn new(machine: &Machine) -> Self {
+        Self::with_size(machine, SIZE)
+    }
+
+    /// A device of so many bytes.
+    pub(crate) fn with_size(machine: &Machine, size: u64) -> Self {
         let folder = machine.path("failing");
         fs::create_dir(&folder).unwrap();
-        Self::start(&folder)
+        Self::start(&folder, size)
     }
 
     /// Unplugs the disk and plugs it in again under another name. Existing mounts keep the old device.
     pub(crate) fn replug(mut self, machine: &Machine) -> Self {
         drop(self.disk.take());
-        Self::start(&machine.path("failing"))
+        Self::start(&machine.path("failing"), SIZE)
     }
 
-    fn start(folder: &Path) -> Self {
+    fn start(folder: &Path, size: u64) -> Self {
         // It runs in the namespace of this thread, and the kernel kills it when the thread ends.
         #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(must(failing_disk::program()));
-        let disk = must(FailingDisk::start(command, folder, SIZE));
+        let disk = must(FailingDisk::start(command, folder, size));
         let device = run("losetup", &["-f", "--show", text(&disk.path())]);
         Self {
             path: device.trim().into(),
@@ -46,7 +52,11 @@ impl FailingDevice {
     }
 
     pub(crate) fn set(&self, mode: Mode) {
-        must(self.disk.as_ref().unwrap().set(mode));
+        must(self.disk().set(mode));
+    }
+
+    pub(crate) fn disk(&self) -> &FailingDisk {
+        self.disk.as_ref().unwrap()
     }
 }
 

@@ -39,6 +39,7 @@ mod moment;
 mod mounting;
 mod moved;
 mod pool;
+mod power;
 mod replaced;
 mod scenario;
 mod snapshot;
