@@ -4,8 +4,10 @@
 //! run: only the test and the processes under test change objects.
 
 use std::{
+    collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -267,13 +269,20 @@ async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::erro
     Ok(config)
 }
 
-/// Returns free addresses. Each process uses a loopback address derived from its id, so no other test can take a
-/// port before it is used.
+/// Returns free addresses, each only once. Each process uses a loopback address derived from its id, so no other test
+/// can take a port before it is used.
 pub fn free_addresses<const COUNT: usize>() -> [SocketAddr; COUNT] {
+    static TAKEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+    let mut taken = TAKEN.lock().expect("no holder of the lock panics");
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let ip = Ipv4Addr::new(127, 64 + high % 64, middle, low);
-    // All are kept open until all are known, so that they differ.
-    let listeners = [(); COUNT]
-        .map(|()| TcpListener::bind((ip, 0)).expect("a loopback address has free ports"));
-    listeners.map(|listener| listener.local_addr().expect("it is bound"))
+    [(); COUNT].map(|()| {
+        loop {
+            let listener = TcpListener::bind((ip, 0)).expect("a loopback address has free ports");
+            let address = listener.local_addr().expect("it is bound");
+            if taken.insert(address) {
+                return address;
+            }
+        }
+    })
 }
