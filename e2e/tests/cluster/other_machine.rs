@@ -1,6 +1,6 @@
 //! A disk moves to another machine.
 
-use cistern_crds::{Bytes, PoolVolume, VolumeMove, persistent_volume::nodes_of};
+use cistern_crds::{Bytes, PoolVolume, StoragePool, VolumeMove, persistent_volume::nodes_of};
 use cistern_e2e::{
     Harness, Test,
     cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
@@ -22,6 +22,13 @@ async fn plug_in(test: &Test, harness: Harness, new: &str) {
     let attach = format!("{detach}; truncate --size 1G {FILE}; losetup {DEVICE} {FILE}");
     harness.shell(new, &attach).await;
     test.afterwards(harness, new, &detach);
+}
+
+/// Removes the pool's mount point from the old machine after the test, as `docs/uninstall.md` says.
+async fn forget_mount_point(test: &Test, harness: Harness, pool: &str, old: &str) {
+    let pool = test.all::<StoragePool>().get(pool).await.unwrap();
+    let remove = format!("rmdir /var/lib/cistern/pools/{}", pool.uid().unwrap());
+    test.afterwards(harness, old, &remove);
 }
 
 /// Waits until the volume and its PersistentVolume name the node and no VolumeMove is left.
@@ -54,6 +61,7 @@ async fn the_volumes_of_a_disk_follow_it_to_another_machine_and_their_claims_sta
         plug_in(test, harness, &new).await;
         let source = json!({"device": {"paths": [DEVICE]}});
         let pool = test.pool_from("pool", source, &[&old]).await;
+        forget_mount_point(test, harness, &pool, &old).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
         let claim = test.claim("claim", &class, Bytes::mib(100)).await;
         test.writer("writer", "claim").await;
