@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
     doc = "Permits a node to copy an image from another node. Written by Cistern; deleted when the copy is made.",
     selectable = ".spec.sourceNode",
     validation = Rule::new("self.spec == oldSelf.spec").message("an ImageTransfer cannot be changed"),
-    validation = Rule::new("has(self.spec.snapshotName) == (self.spec.purpose == 'Restore')").message("snapshotName is for the purpose Restore"),
+    validation = Rule::new("has(self.spec.snapshotName) || self.spec.purpose == 'Move'").message("a Restore has a snapshotName"),
+    validation = Rule::new("!has(self.spec.baseImage) || self.spec.purpose == 'Move'").message("baseImage is for the purpose Move"),
     validation = Rule::new("has(self.spec.moveUID) == (self.spec.purpose == 'Move')").message("moveUID is for the purpose Move"),
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
     printcolumn = r#"{"name":"Snapshot","type":"string","jsonPath":".spec.snapshotName"}"#,
@@ -35,7 +36,7 @@ pub struct ImageTransferSpec {
     /// Name of the Node that receives. Set by the operator; immutable.
     #[schemars(length(min = 1, max = 253))]
     pub target_node: String,
-    /// Name of the PoolSnapshot that is copied. Set by the operator; absent if a volume moves; immutable.
+    /// Name of the PoolSnapshot that is copied. Set by the operator; absent if a closed volume is copied; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub snapshot_name: Option<String>,
@@ -47,6 +48,11 @@ pub struct ImageTransferSpec {
     /// immutable.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
+    /// Name of the image of which the target has a complete copy, from an earlier pass of the move: only differences
+    /// from it are sent. Set by the operator; absent for a copy of all data; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub base_image: Option<String>,
     /// Name of the PoolVolume that the copy is for, or that moves. Set by the operator; immutable.
     #[schemars(length(min = 1, max = 63))]
     pub volume_name: String,
@@ -59,6 +65,7 @@ pub struct ImageTransferSpec {
 pub enum TransferPurpose {
     /// A snapshot is restored to a volume on another node.
     Restore,
-    /// A volume moves to another node. Its image is copied once it is closed.
+    /// A volume moves to another node. Its image is copied once it is closed, and before that, in passes, snapshots
+    /// of it if it moves while it is used.
     Move,
 }

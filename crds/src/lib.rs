@@ -62,14 +62,19 @@ pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePool
 pub use pool_names::PoolNames;
 pub use reason::{ConditionType, EventReason, Reason};
 pub use reference_page::reference_page;
-pub use replica::{PoolReplica, PoolReplicaSpec, PoolReplicaStatus, ReplicaPurpose};
+pub use replica::{
+    PoolReplica, PoolReplicaSpec, PoolReplicaStatus, ReceivedSnapshot, ReplicaPurpose,
+};
 pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
 pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
 pub use snapshot_parameters::SnapshotParameters;
 pub use volume::{
     AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
 };
-pub use volume_move::{MovePlan, MoveTakeover, VolumeMove, VolumeMoveSpec, VolumeMoveStatus};
+pub use volume_move::{
+    Cutover, MovePass, MovePlan, MoveTakeover, PreparedCopy, VolumeMove, VolumeMoveSpec,
+    VolumeMoveStatus,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,

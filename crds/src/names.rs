@@ -92,6 +92,13 @@ pub fn copied_snapshot_name(volume: &str, image: &str) -> String {
     format!("snap-{}", short_hash(&format!("{volume}\0copy\0{image}")))
 }
 
+/// The name of the PoolSnapshot from which a volume is copied in a pass of its move. No request can result in the same
+/// name, as for [`group_member_name`].
+pub fn pass_snapshot_name(volume: &str, move_uid: &str, number: u32) -> String {
+    let text = format!("{volume}\0move\0{move_uid}\0{number}");
+    format!("snap-{}", short_hash(&text))
+}
+
 fn object_name(prefix: &str, requested: &str) -> String {
     let is_ours = requested
         .strip_prefix(prefix)

@@ -433,6 +433,14 @@ names! {
         ///
         /// Delete the pods that the message names.
         PodsRemain,
+        /// The volume has been copied while pods use it, and little is left to copy. `spec.cutover` is `Manual`.
+        ///
+        /// Set `spec.cutover` of the VolumeMove to `Automatic`, or end the pods that the message names.
+        ReadyToCutOver,
+        /// Pods that use the volume cannot be evicted, so that the volume could move.
+        ///
+        /// Follow the message: wait until the PodDisruptionBudget allows the eviction, or delete the pod.
+        EvictionBlocked,
         /// The PersistentVolume of a moved volume cannot be replaced.
         ///
         /// Follow the message. The volume itself has moved.

@@ -1,6 +1,7 @@
 //! `PoolReplica`: an image beside a volume's own, on one node. The operator writes the spec, the node agent
 //! writes the status.
 
+use chrono::{DateTime, Utc};
 use cistern_types::{Bytes, ExtentSize, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -73,7 +74,8 @@ pub struct PoolReplicaSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("moveUID cannot be changed"))]
     pub move_uid: String,
 
-    /// Bytes that the node's ledger reserves for the image: those of the volume. Set by the operator; immutable.
+    /// Bytes that the node's ledger reserves for the image: those of the volume, or twice as many for the copy of a volume
+    /// that is used while it moves. Set by the operator; immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("size cannot be changed"))]
     pub size: Bytes,
 
@@ -118,10 +120,28 @@ pub struct PoolReplicaStatus {
     /// after that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub complete: bool,
+    /// The last snapshot of the volume of which the node has a complete copy, on the disk. Absent until the first one,
+    /// and for a volume that is not used while it moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<ReceivedSnapshot>,
     /// Conditions of type `Ready`, `Admitted` and `Reclaimed`.
     #[serde(default)]
     #[schemars(schema_with = "condition::owned_list_schema")]
     pub conditions: Vec<Condition>,
+}
+
+/// A snapshot that was copied in a pass of a move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReceivedSnapshot {
+    /// Name of its image.
+    #[schemars(length(min = 1, max = 64))]
+    pub image: String,
+    /// When the copy was complete.
+    pub received: DateTime<Utc>,
+    /// Seconds that the copy took, rounded up. Absent if it was interrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u32>,
 }
 
 impl PoolReplica {
@@ -138,6 +158,11 @@ impl PoolReplica {
         replica.metadata.labels = Some(labels.into());
         replica.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
         replica
+    }
+
+    /// The last snapshot of which the node has a complete copy.
+    pub fn received_snapshot(&self) -> Option<&ReceivedSnapshot> {
+        self.status.as_ref()?.snapshot.as_ref()
     }
 
     /// Whether the copy has all data of the volume.

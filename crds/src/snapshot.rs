@@ -106,7 +106,9 @@ pub struct PoolSnapshotSpec {
     pub group_name: Option<String>,
 
     /// Name of the PoolVolume on another node that is made from the snapshot. The controller removes the snapshot
-    /// when that volume is made. Set by the controller; absent for a snapshot that a user requested; immutable.
+    /// when that volume is made. Set by the controller; absent for a snapshot that a user requested; immutable. The
+    /// name of the source volume itself if that moves while it is used: the operator sets it then, and removes the
+    /// snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("copiedFor cannot be changed"))]
@@ -131,6 +133,11 @@ pub struct PoolSnapshotSpec {
 }
 
 impl PoolSnapshotSpec {
+    /// Whether the operator has taken the snapshot to move its volume while it is used.
+    pub fn is_of_move(&self) -> bool {
+        self.copied_for.as_ref() == Some(&self.source_volume)
+    }
+
     /// The spec of a snapshot of a volume whose image is known.
     pub fn of(
         volume: &PoolVolume,

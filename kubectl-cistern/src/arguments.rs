@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
+use cistern_crds::Cutover;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use humantime::parse_duration;
@@ -105,14 +106,16 @@ pub enum Command {
     Uncordon(Cordon),
     /// Move the volumes of claims to another node, with those that pods use together with them
     #[command(
-        after_help = "A volume moves once no pod uses it: scale its workload down, or delete its pods. Its data is copied. The command \
+        after_help = "A volume moves once no pod uses it: scale its workload down, or delete its pods. With --cutover automatic, its data is \
+        copied while pods use it, and they are evicted when little is left to copy. The command \
         waits until the volumes have moved; Ctrl-C leaves the moves as they are, and the same command goes on with them.\n\
         Exit codes: 0 the volumes have moved; 1 a move was undone, or --undo was too late; 3 the command failed."
     )]
     Move(Move),
     /// Move all volumes of a node to other nodes; its pools take no new volumes any more
     #[command(
-        after_help = "Cordons the pools on the node. A volume moves once no pod uses it: evict the pods, for example with `kubectl drain`. \
+        after_help = "Cordons the pools on the node. A volume moves once no pod uses it: evict the pods, for example with `kubectl drain`, or \
+        use --cutover automatic. \
         Snapshots stay, and so do volumes whose moves are undone, or which cannot move any more. The command ends when the node has no \
         other volumes; Ctrl-C leaves the moves as they are, and a second run goes on with them.\n\
         Exit codes: 0 the node has no volumes; 1 some stay; 3 the command failed."
@@ -530,12 +533,36 @@ pub struct Move {
     /// Name of the node to move to (default: the node with the most room)
     #[arg(long, value_name = "NODE", conflicts_with = "undo")]
     pub to: Option<String>,
+    /// When the volumes leave the pods that use them (default: when-unused; moves that exist stay as they are)
+    #[arg(long, value_enum, value_name = "WHEN", conflicts_with = "undo")]
+    pub cutover: Option<When>,
     /// Undo the moves of these volumes, as long as they are on their former node
     #[arg(long)]
     pub undo: bool,
     /// Wait until the volumes have moved
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     pub wait: bool,
+}
+
+/// When a volume that moves leaves the pods that use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// Once they have ended; nothing is copied before
+    WhenUnused,
+    /// Copied while they run; they are evicted within their budgets once little is left to copy
+    Automatic,
+    /// Copied while they run, until they have ended or this is set to automatic
+    Manual,
+}
+
+impl From<When> for Cutover {
+    fn from(when: When) -> Self {
+        match when {
+            When::WhenUnused => Self::WhenUnused,
+            When::Automatic => Self::Automatic,
+            When::Manual => Self::Manual,
+        }
+    }
 }
 
 /// Arguments of `drain`.
@@ -546,7 +573,11 @@ pub struct Drain {
     /// Name of the node to move to (default: for each volume, the node with the most room)
     #[arg(long, value_name = "NODE")]
     pub to: Option<String>,
-    /// How many groups of volumes that pods use together move at a time; those that pods still use do not begin
+    /// When the volumes leave the pods that use them (moves that exist stay as they are)
+    #[arg(long, value_enum, default_value = "when-unused", value_name = "WHEN")]
+    pub cutover: When,
+    /// How many groups of volumes that pods use together move at a time; with when-unused, those that pods still use do
+    /// not begin
     #[arg(long, default_value = "4", value_parser = at_once, value_name = "NUMBER")]
     pub at_once: usize,
     /// Print what would move, and change nothing

@@ -18,16 +18,22 @@
 mod abandoned;
 mod advance;
 mod decide;
+mod passes;
 mod pods;
 mod relocate;
+mod removal;
+mod snapshots;
 mod stages;
 mod steps;
 mod target;
+#[cfg(test)]
+mod testing;
 mod together;
+mod users;
 mod volume;
 
 use cistern_client::{Rejection, writes::patch_guarded};
-use cistern_crds::{MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
+use cistern_crds::{Cutover, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
 
@@ -76,6 +82,13 @@ impl Controller for MovesController {
             Change::Everything => {
                 let mut names = moves.keys(|_| true);
                 names.extend(volumes.keys(|volume| volume.moves.is_some()));
+                // Its VolumeMove may be gone.
+                let left = context.cluster.snapshots.filter(|it| it.of_move.is_some());
+                names.extend(
+                    left.iter()
+                        .flat_map(|it| &it.of_move)
+                        .map(ToString::to_string),
+                );
                 names
             }
             Change::Move(name) => vec![name.clone()],
@@ -104,6 +117,7 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
         volume_name: name.clone(),
         to_node: Some(node.to_owned()),
         together_with: Vec::new(),
+        cutover: Cutover::default(),
         takeover: Some(MoveTakeover {
             from_node: volume.spec.node_name.clone(),
             epoch: volume.spec.epoch.saturating_add(1),

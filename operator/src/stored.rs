@@ -31,6 +31,8 @@ pub struct Stored<R> {
     pub awaits: Option<Box<AwaitedCopy>>,
     /// The node that the volume is declared to move to.
     pub moves: Option<Box<DeclaredMove>>,
+    /// The volume that moves, for a snapshot that was taken for that.
+    pub of_move: Option<Box<str>>,
 }
 
 /// A volume that moves to another node.
@@ -110,6 +112,7 @@ impl<R> Default for Stored<R> {
             report: None,
             awaits: None,
             moves: None,
+            of_move: None,
         }
     }
 }
@@ -143,7 +146,11 @@ impl StoredSnapshot {
         let Ok(snapshot) = &object.0 else {
             return Self::default();
         };
-        Self::of(snapshot, snapshot.spec.provisioning)
+        let of_move = snapshot.spec.is_of_move();
+        Self {
+            of_move: of_move.then(|| snapshot.spec.source_volume.as_str().into()),
+            ..Self::of(snapshot, snapshot.spec.provisioning)
+        }
     }
 }
 
@@ -163,6 +170,7 @@ impl<R> Stored<R> {
             report: None,
             awaits: None,
             moves: None,
+            of_move: None,
         }
     }
 }

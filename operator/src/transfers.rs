@@ -1,14 +1,17 @@
 //! Permits copies between nodes: an ImageTransfer for each volume that waits for a snapshot of another node, or
-//! that is closed to move to another node.
+//! that moves to another node: in each pass while it is used, and once it is closed.
 //!
 //! The agent of the source sends only what an ImageTransfer permits, and the agent of the target asks only for
-//! that. So a copy is possible from the reservation of the volume, or from its closing, until it is made.
+//! that. So a copy is possible from the reservation of the volume, from the snapshot of a pass, or from the closing,
+//! until it is made.
 //!
 //! *Invariant:* an ImageTransfer exists only while its volume waits for it, and names the node that the snapshot is
 //! on now. One that names something else is deleted, and created anew.
 
 use cistern_client::{Rejection, writes::delete_exactly};
-use cistern_crds::{ImageTransfer, ImageTransferSpec, PoolVolume, TransferPurpose, names};
+use cistern_crds::{
+    ImageTransfer, ImageTransferSpec, PoolVolume, TransferPurpose, VolumeMove, names,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Api, Resource as _, api::PostParams};
 
@@ -47,9 +50,12 @@ impl Controller for TransfersController {
                 names.extend(
                     volumes.keys(|volume| volume.awaits.is_some() || volume.moves.is_some()),
                 );
+                names.extend(context.cluster.moves.keys(|_| true));
                 names
             }
-            Change::Volume { name, .. } | Change::Transfer(name) => vec![name.clone()],
+            Change::Volume { name, .. } | Change::Transfer(name) | Change::Move(name) => {
+                vec![name.clone()]
+            }
             // Its snapshot may be on another node now.
             Change::Snapshot { .. } => volumes.keys(|volume| volume.awaits.is_some()),
             _ => Vec::new(),
@@ -79,7 +85,10 @@ impl Controller for TransfersController {
 
 /// The ImageTransfer of a volume; None if it needs none.
 fn desired(cluster: &ClusterState, name: &str, volume: &StoredVolume) -> Option<ImageTransfer> {
-    let spec = restored(cluster, name, volume).or_else(|| moved(name, volume))?;
+    let move_of = cluster.moves.get(name);
+    let spec = restored(cluster, name, volume)
+        .or_else(|| moved(name, volume, move_of.as_deref()))
+        .or_else(|| passed(name, volume, move_of.as_deref()?))?;
     let mut transfer = ImageTransfer::new(name, spec);
     // Kubernetes deletes it with the volume, also while no operator runs.
     transfer.metadata.owner_references = Some(vec![OwnerReference {
@@ -109,20 +118,49 @@ fn restored(
         snapshot_name: Some(awaits.snapshot.to_string()),
         move_uid: None,
         image: awaits.image.to_string(),
+        base_image: None,
         volume_name: name.to_owned(),
         purpose: TransferPurpose::Restore,
     })
 }
 
 /// The copy of a volume that moves; None until it is closed.
-fn moved(name: &str, volume: &StoredVolume) -> Option<ImageTransferSpec> {
+fn moved(
+    name: &str,
+    volume: &StoredVolume,
+    move_of: Option<&VolumeMove>,
+) -> Option<ImageTransferSpec> {
     let declared = volume.moves.as_ref()?;
+    let move_of = move_of.filter(|it| it.move_uid() == *declared.uid);
+    let prepared = move_of.and_then(|it| it.status.as_ref()?.prepared.clone());
     Some(ImageTransferSpec {
         source_node: volume.location.as_ref()?.node.to_string(),
         target_node: declared.node.to_string(),
         snapshot_name: None,
         move_uid: Some(declared.uid.to_string()),
         image: declared.closed_image.as_ref()?.to_string(),
+        base_image: prepared.map(|it| it.image),
+        volume_name: name.to_owned(),
+        purpose: TransferPurpose::Move,
+    })
+}
+
+/// A pass of a volume that is used while it moves; None between passes, and once the new node is declared.
+fn passed(name: &str, volume: &StoredVolume, move_of: &VolumeMove) -> Option<ImageTransferSpec> {
+    let status = move_of.status.as_ref()?;
+    let (plan, pass) = (status.plan.as_ref()?, status.copying.as_ref()?);
+    let is_here = volume.location.as_ref()?.node.as_ref() == plan.from_node;
+    let is_leaving = move_of.metadata.deletion_timestamp.is_some();
+    if !is_here || is_leaving || volume.moves.is_some() {
+        return None;
+    }
+    Some(ImageTransferSpec {
+        source_node: plan.from_node.clone(),
+        target_node: plan.to_node.clone(),
+        snapshot_name: Some(pass.snapshot_name.clone()),
+        move_uid: Some(move_of.move_uid()),
+        image: pass.image.clone()?,
+        base_image: pass.base_image.clone(),
         volume_name: name.to_owned(),
         purpose: TransferPurpose::Move,
     })

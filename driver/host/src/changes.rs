@@ -78,17 +78,14 @@ impl Pool {
     fn walk(&self, base: Option<&Uid>, target: &Uid, from: u64) -> Result<Changes, image::Error> {
         let target = self.read_snapshot(target)?;
         let base = base.map(|base| self.read_snapshot(base)).transpose()?;
-        Ok(Changes {
-            base,
-            ..self.data_of(target, from)
-        })
+        Ok(self.changes_of(target, base, from))
     }
 
-    /// Returns the parts of an image that hold data. Its content is constant.
-    pub(crate) fn data_of(&self, target: Reading, from: u64) -> Changes {
+    /// Returns the parts in which an image differs from a base, or from zeros. The content of both is constant.
+    pub(crate) fn changes_of(&self, target: Reading, base: Option<Reading>, from: u64) -> Changes {
         Changes {
             system: Arc::clone(&self.system),
-            base: None,
+            base,
             size: target.image.size.0,
             target,
             cursor: from - from % SECTOR,
@@ -127,15 +124,21 @@ impl Changes {
         (&*self.system, self.target.as_fd())
     }
 
+    /// Returns the parts of a part of the image that hold data, as far as one read covers it, and the end of
+    /// that.
+    pub(crate) fn data_within(&self, part: Range<u64>) -> io::Result<(Vec<Range<u64>>, u64)> {
+        let found = read(&*self.system, self.target.as_fd(), part)?;
+        let zeros = Map::new([], found.part());
+        Ok((zeros.differences(&found), found.part().end))
+    }
+
     /// Compares the next part, and returns its differences and its end.
     fn compare_next(&self) -> io::Result<(Vec<Range<u64>>, u64)> {
         let rest = self.cursor..self.size;
-        let read = |image: &Reading, part| read(&*self.system, image.as_fd(), part);
         let Some(base) = &self.base else {
-            let target = read(&self.target, rest)?;
-            let zeros = Map::new([], target.part());
-            return Ok((zeros.differences(&target), target.part().end));
+            return self.data_within(rest);
         };
+        let read = |image: &Reading, part| read(&*self.system, image.as_fd(), part);
         compare(rest, |side, part| match side {
             Side::Base => read(base, part),
             Side::Target => read(&self.target, part),

@@ -11,14 +11,25 @@
 //! volume is created as from a snapshot in its own pool, and the copy is removed. The copy of a volume becomes
 //! the volume itself ([`Pool::open_copy`]).
 //!
+//! A volume that is used while it moves is copied in passes. Each copies a snapshot of it, and leaves a *point*
+//! on the target: `incoming/<volume>.point`. The next pass, or that of the closed volume, begins as a clone of the
+//! point, and only what differs from it is sent:
+//!
+//! ```text
+//! snapshot 1 ─ all data ───▶ incoming/<volume> ─ rename ─▶ point ─ clone ─┐
+//! snapshot 2 ─ changes ────▶ incoming/<volume> ◀──────────────────────────┘  ─ rename ─▶ point …
+//! ```
+//!
 //! *Invariants:* what is sent never changes, so a copy that was interrupted goes on behind what is
 //! on the disk. A volume is only created from a copy that is complete and synced. A copy is never the
-//! only one before it is opened, so it may be removed at any time until then.
+//! only one before it is opened, so it may be removed at any time until then. A point is complete, and
+//! is never written to; changes are applied only to a clone of the point that they are relative to.
 
 mod folder;
 mod incoming;
 mod open;
 mod outgoing;
+mod point;
 
 use serde::{Deserialize, Serialize};
 
@@ -32,13 +43,23 @@ use cistern_types::{Bytes, ExtentSize};
 /// Largest number of data bytes in a [`Chunk`].
 pub const CHUNK: usize = 1 << 20;
 
-/// A part of an image that holds data.
+/// A part of an image that holds data, or that holds none any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Offset of the first byte, a multiple of 4096.
     pub offset: u64,
-    /// The bytes, at least one and at most [`CHUNK`].
+    /// The bytes, at most [`CHUNK`].
     pub data: Vec<u8>,
+    /// Number of zeros after the bytes, of which the receiver makes a hole. Only changes have any.
+    pub zeros: u64,
+}
+
+impl Chunk {
+    /// Offset behind the last byte or zero; None if there is no such offset.
+    fn end(&self) -> Option<u64> {
+        let data = self.offset.checked_add(self.data.len() as u64)?;
+        data.checked_add(self.zeros)
+    }
 }
 
 /// The snapshot or the closed volume that is copied: what the source says of it.
@@ -65,4 +86,17 @@ pub struct CopyRequest {
     pub original: Original,
     /// The extent size hint of the volume, if it moves: a file with data does not get one any more.
     pub extent_size: Option<ExtentSize>,
+    /// UID of the move of the volume, if the original is a snapshot that was taken for it: the copy becomes a point.
+    pub point_for: Option<Uid>,
+    /// Image of the point that the copy begins with. None: nothing but what is sent.
+    pub base: Option<Uid>,
+}
+
+impl CopyRequest {
+    /// UID of the move that the copy is for; none for the copy of a snapshot.
+    fn moved_by(&self) -> Option<&Uid> {
+        self.point_for
+            .as_ref()
+            .or(self.original.closed_for.as_ref())
+    }
 }

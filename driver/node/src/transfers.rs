@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 pub use self::{
     copies::{Copies, CopyProgress, CopyState, finding},
     grants::Grants,
-    receiving::receive,
+    receiving::{Received, receive},
     route::NotCopied,
     sending::Sending,
     wanted::Wanted,

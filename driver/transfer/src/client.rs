@@ -31,14 +31,16 @@ pub struct Fetch {
     client: TransferClient<Channel>,
     transfer: String,
     original: Original,
+    base: Option<String>,
 }
 
-/// Connects to a source, and asks what the transfer copies. Fails if the source cannot be reached, does
-/// not have the expected key, or refuses.
+/// Connects to a source, and asks what the transfer copies. `base` is the image of which the receiver has a complete
+/// copy. Fails if the source cannot be reached, does not have the expected key, or refuses.
 pub async fn fetch(
     own: &KeyPair,
     (address, peer): (SocketAddr, PublicKey),
     transfer: &str,
+    base: Option<&str>,
 ) -> Result<Fetch, Error> {
     let stream = connect(own, address, peer).await?;
     let mut stream = Some(TokioIo::new(stream));
@@ -59,15 +61,22 @@ pub async fn fetch(
     let mut client = TransferClient::new(channel);
     let request = DescribeRequest {
         transfer: transfer.to_owned(),
+        base: base.unwrap_or_default().to_owned(),
     };
     let described = timeout(HANDSHAKE, client.describe(request)).await;
     let described = described.map_err(|_| Error::Silent { peer: address })??;
-    let original = serde_json::from_slice(&described.into_inner().original)
+    let described = described.into_inner();
+    let original = serde_json::from_slice(&described.original)
         .map_err(|error| Error::Protocol(format!("the identity: {error}")))?;
+    let relative_to = Some(described.base).filter(|base| !base.is_empty());
+    if relative_to.is_some() && relative_to.as_deref() != base {
+        return Err(Error::Protocol("a base that nobody asked for".to_owned()));
+    }
     Ok(Fetch {
         client,
         transfer: transfer.to_owned(),
         original,
+        base: relative_to,
     })
 }
 
@@ -77,34 +86,54 @@ impl Fetch {
         &self.original
     }
 
+    /// The image that its data is relative to; None if it is all data.
+    pub fn base(&self) -> Option<&str> {
+        self.base.as_deref()
+    }
+
     /// Reads its data from an offset on. The stream ends without an error only after the last chunk. A
     /// chunk has the checksum with which it was read.
     pub async fn read(
         mut self,
         offset: u64,
     ) -> Result<impl Stream<Item = Result<Chunk, Error>> + Send + Unpin, Error> {
-        let transfer = self.transfer.clone();
-        let chunks = self.client.read(ReadRequest { transfer, offset }).await?;
-        Ok(chunks.into_inner().map(|chunk| checked(chunk?)))
+        let request = ReadRequest {
+            transfer: self.transfer.clone(),
+            offset,
+            image: self.original.identity.uid.to_string(),
+            base: self.base.clone().unwrap_or_default(),
+        };
+        let chunks = self.client.read(request).await?;
+        let has_base = self.base.is_some();
+        Ok(chunks
+            .into_inner()
+            .map(move |chunk| checked(chunk?, has_base)))
     }
 }
 
-/// Verifies a chunk.
-fn checked(chunk: proto::Chunk) -> Result<Chunk, Error> {
+/// Verifies a chunk of all data, or of differences from a base.
+fn checked(chunk: proto::Chunk, has_base: bool) -> Result<Chunk, Error> {
     let proto::Chunk {
         offset,
         data,
         crc32c,
+        zeros,
     } = chunk;
     let length = data.len();
-    if length == 0 || length > CHUNK {
-        return Err(Error::Protocol(format!("a chunk of {length} bytes")));
+    let is_empty = length == 0 && zeros == 0;
+    if is_empty || length > CHUNK || zeros > 0 && !has_base {
+        let what = format!("a chunk of {length} bytes and {zeros} zeros");
+        return Err(Error::Protocol(what));
     }
     if crc32c::crc32c(&data) != crc32c {
         return Err(Error::Checksum { offset, length });
     }
     let data = data.into();
-    Ok(Chunk { offset, data })
+    Ok(Chunk {
+        offset,
+        data,
+        zeros,
+    })
 }
 
 async fn connect(
@@ -144,19 +173,33 @@ mod tests {
             offset: 8192,
             crc32c: crc32c::crc32c(&data),
             data: data.clone().into(),
+            zeros: 0,
         };
-        assert_eq!(checked(sent.clone()).unwrap(), Chunk { offset: 8192, data });
+        let expected = Chunk {
+            offset: 8192,
+            data,
+            zeros: 0,
+        };
+        assert_eq!(checked(sent.clone(), false).unwrap(), expected);
         let mut changed = sent.data.to_vec();
         changed[4095] ^= 1;
         let changed = proto::Chunk {
             data: changed.into(),
             ..sent.clone()
         };
-        let error = checked(changed).unwrap_err();
+        let error = checked(changed, false).unwrap_err();
         assert!(
             matches!(error, Error::Checksum { offset: 8192, .. }),
             "{error}"
         );
+        let hole = proto::Chunk {
+            offset: 8192,
+            zeros: 4096,
+            ..proto::Chunk::default()
+        };
+        assert_eq!(checked(hole.clone(), true).unwrap().zeros, 4096);
+        let error = checked(hole, false).unwrap_err();
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
         for length in [0, CHUNK + 1] {
             let data = vec![0; length];
             let crc32c = crc32c::crc32c(&data);
@@ -164,8 +207,10 @@ mod tests {
                 offset: 0,
                 data: data.into(),
                 crc32c,
+                zeros: 0,
             };
-            assert!(matches!(checked(sent), Err(Error::Protocol(_))), "{length}");
+            let checked = checked(sent, true);
+            assert!(matches!(checked, Err(Error::Protocol(_))), "{length}");
         }
     }
 }

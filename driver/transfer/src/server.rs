@@ -53,7 +53,7 @@ impl Service {
     /// The key of the peer, if the transfer is granted to it.
     fn granted<T>(&self, request: &Request<T>, transfer: &str) -> Result<PublicKey, Refused> {
         let key = request.extensions().get::<PublicKey>();
-        key.filter(|key| self.source.grants(key, transfer))
+        key.filter(|key| self.source.grants(key, transfer, None))
             .copied()
             .ok_or(Refused::NotGranted)
     }
@@ -65,12 +65,13 @@ impl Transfer for Service {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeResponse>, Status> {
-        let transfer = &request.get_ref().transfer;
+        let DescribeRequest { transfer, base } = request.get_ref();
         self.granted(&request, transfer)?;
-        let Opened { original, .. } = self.source.open(transfer, 0).await?;
+        let Opened { original, base, .. } = self.source.open(transfer, named(base), 0).await?;
         let original =
             serde_json::to_vec(&original).map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(DescribeResponse { original }))
+        let base = base.unwrap_or_default();
+        Ok(Response::new(DescribeResponse { original, base }))
     }
 
     async fn read(
@@ -78,8 +79,24 @@ impl Transfer for Service {
         request: Request<ReadRequest>,
     ) -> Result<Response<BoxStream<proto::Chunk>>, Status> {
         let key = self.granted(&request, &request.get_ref().transfer)?;
-        let ReadRequest { transfer, offset } = request.into_inner();
-        let Opened { original, data } = self.source.open(&transfer, offset).await?;
+        let ReadRequest {
+            transfer,
+            offset,
+            image,
+            base,
+        } = request.into_inner();
+        let opened = self.source.open(&transfer, named(&base), offset).await?;
+        let Opened { original, data, .. } = opened;
+        let found = original.identity.uid.to_string();
+        // The transfer of this name may be another one by now.
+        if named(&image).is_some_and(|image| image != found) {
+            return Err(Refused::NotGranted.into());
+        }
+        // All data would not remove from the copy what is only in the base.
+        if opened.base.as_deref() != named(&base) {
+            let why = format!("the source does not have {base}, which the copy begins with");
+            return Err(Refused::Unavailable(why).into());
+        }
         if offset > original.size.0 {
             let size = original.size.0;
             return Err(Refused::OutOfRange { from: offset, size }.into());
@@ -90,9 +107,15 @@ impl Transfer for Service {
             data,
             key,
             transfer,
+            image: found,
         };
         Ok(Response::new(Box::pin(sending.stream())))
     }
+}
+
+/// What a field names; None if it is empty.
+fn named(field: &str) -> Option<&str> {
+    (!field.is_empty()).then_some(field)
 }
 
 /// A stream that is sent.
@@ -102,6 +125,7 @@ struct Sending {
     data: Data,
     key: PublicKey,
     transfer: String,
+    image: String,
 }
 
 impl Sending {
@@ -116,14 +140,19 @@ impl Sending {
     }
 
     async fn next(&mut self) -> Option<Result<proto::Chunk, Refused>> {
-        let Chunk { offset, data } = match self.data.next().await? {
+        let Chunk {
+            offset,
+            data,
+            zeros,
+        } = match self.data.next().await? {
             Ok(chunk) => chunk,
             Err(refused) => return Some(Err(refused)),
         };
         let crc32c = crc32c::crc32c(&data);
         self.rate.take(data.len()).await;
         // As late as possible: the grant may have ended meanwhile.
-        if !self.source.grants(&self.key, &self.transfer) {
+        let (source, image) = (&self.source, Some(&*self.image));
+        if !source.grants(&self.key, &self.transfer, image) {
             return Some(Err(Refused::NotGranted));
         }
         let data = data.into();
@@ -131,6 +160,7 @@ impl Sending {
             offset,
             data,
             crc32c,
+            zeros,
         }))
     }
 }

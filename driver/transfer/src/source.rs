@@ -15,12 +15,18 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
     /// Whether a peer with this key may connect: whether anything is granted to it. Answers from memory.
     fn admits(&self, key: &PublicKey) -> bool;
 
-    /// Whether a transfer is granted to the peer with this key. Asked before each chunk. Answers from
-    /// memory.
-    fn grants(&self, key: &PublicKey, transfer: &str) -> bool;
+    /// Whether a transfer is granted to the peer with this key, and of this image if one is named. Asked before each
+    /// chunk. Answers from memory.
+    fn grants(&self, key: &PublicKey, transfer: &str, image: Option<&str>) -> bool;
 
-    /// Opens the snapshot of a transfer that is granted, to read its data from an offset on.
-    fn open<'a>(&'a self, transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>>;
+    /// Opens the snapshot of a transfer that is granted, to read its data from an offset on. If the transfer names
+    /// this base, and the source has it, only what differs from it is read.
+    fn open<'a>(
+        &'a self,
+        transfer: &'a str,
+        base: Option<&'a str>,
+        from: u64,
+    ) -> BoxFuture<'a, Result<Opened, Refused>>;
 }
 
 /// A snapshot that is open.
@@ -28,6 +34,8 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 pub struct Opened {
     /// What is copied.
     pub original: Original,
+    /// Name of the image that the data is relative to; None if it is all data.
+    pub base: Option<String>,
     /// Its data. Nothing is read before it is asked for.
     pub data: Data,
 }

@@ -18,7 +18,7 @@ use std::{
 };
 
 use cistern_host::{
-    Content, Identity, Owner, SnapshotRecord,
+    Content, Identity, Owner, SnapshotRecord, Uid,
     copy::{Chunk, Original},
 };
 use cistern_transfer::{Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve};
@@ -44,6 +44,10 @@ struct Granting {
     opened: AtomicUsize,
     /// Number of the chunk before which the grant ends.
     revoked_at: Option<u64>,
+    /// The image that the source can compare with.
+    base: Mutex<Option<String>>,
+    /// The image of the transfer, if it is another one by now.
+    image: Mutex<Option<Uid>>,
 }
 
 impl Granting {
@@ -83,6 +87,7 @@ fn chunk(number: u64) -> Chunk {
     Chunk {
         offset: number << 20,
         data: vec![u8::try_from(number).unwrap(); 4096],
+        zeros: 0,
     }
 }
 
@@ -92,19 +97,39 @@ impl Source for Granting {
         granted.iter().any(|(granted, _)| granted == key)
     }
 
-    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
+    fn grants(&self, key: &PublicKey, transfer: &str, _image: Option<&str>) -> bool {
         let granted = self.granted.lock().unwrap();
         granted.contains(&(*key, transfer.to_owned()))
     }
 
-    fn open<'a>(&'a self, _transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
+    fn open<'a>(
+        &'a self,
+        _transfer: &'a str,
+        base: Option<&'a str>,
+        from: u64,
+    ) -> BoxFuture<'a, Result<Opened, Refused>> {
         self.opened.fetch_add(1, Ordering::Relaxed);
+        let base = self
+            .base
+            .lock()
+            .unwrap()
+            .clone()
+            .filter(|it| base == Some(it));
         let numbers: Vec<u64> = (from.div_ceil(1 << 20)..SIZE >> 20).collect();
-        let chunks = stream::iter(numbers.into_iter().map(chunk).map(Ok));
+        let zeros = if base.is_some() { 4096 } else { 0 };
+        let chunks = numbers.into_iter().map(move |number| Chunk {
+            zeros,
+            ..chunk(number)
+        });
+        let mut original = original();
+        if let Some(image) = self.image.lock().unwrap().clone() {
+            original.identity.uid = image;
+        }
         async move {
             Ok(Opened {
-                original: original(),
-                data: chunks.boxed(),
+                original,
+                base,
+                data: stream::iter(chunks.map(Ok)).boxed(),
             })
         }
         .boxed()
@@ -120,23 +145,28 @@ impl Source for Revoking {
         self.0.admits(key)
     }
 
-    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
-        self.0.grants(key, transfer)
+    fn grants(&self, key: &PublicKey, transfer: &str, image: Option<&str>) -> bool {
+        self.0.grants(key, transfer, image)
     }
 
-    fn open<'a>(&'a self, transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
+    fn open<'a>(
+        &'a self,
+        transfer: &'a str,
+        base: Option<&'a str>,
+        from: u64,
+    ) -> BoxFuture<'a, Result<Opened, Refused>> {
         async move {
-            let Opened { original, data } = self.0.open(transfer, from).await?;
+            let opened = self.0.open(transfer, base, from).await?;
             let granting = Arc::clone(&self.0);
-            let data = data.inspect(move |chunk| {
+            let data = opened.data.inspect(move |chunk| {
                 let number = chunk.as_ref().unwrap().offset >> 20;
                 if granting.revoked_at == Some(number) {
                     granting.granted.lock().unwrap().clear();
                 }
             });
             Ok(Opened {
-                original,
                 data: data.boxed(),
+                ..opened
             })
         }
         .boxed()
@@ -180,7 +210,7 @@ impl Sender {
 }
 
 async fn received(own: &KeyPair, sender: &Sender, from: u64) -> Result<Vec<Chunk>, Error> {
-    let fetch = fetch(own, sender.peer(), TRANSFER).await?;
+    let fetch = fetch(own, sender.peer(), TRANSFER, None).await?;
     assert_eq!(fetch.original(), &original());
     let mut chunks = fetch.read(from).await?;
     let mut all = Vec::new();
@@ -220,6 +250,49 @@ async fn data_arrives_in_order_and_from_the_requested_offset_on() {
 }
 
 #[tokio::test]
+async fn changes_are_relative_to_a_base_that_both_have_and_all_data_is_sent_otherwise() {
+    let own = KeyPair::generate().unwrap();
+    let granting = Arc::new(Granting::to(own.public()));
+    *granting.base.lock().unwrap() = Some("uid-base".to_owned());
+    let sender = Sender::start(granting).await;
+    for (asked, base, zeros) in [
+        (Some("uid-base"), Some("uid-base"), 4096),
+        (Some("uid-other"), None, 0),
+        (None, None, 0),
+    ] {
+        let fetch = fetch(&own, sender.peer(), TRANSFER, asked).await.unwrap();
+        assert_eq!(fetch.base(), base, "{asked:?}");
+        let mut chunks = fetch.read(0).await.unwrap();
+        let first = chunks.next().await.unwrap().unwrap();
+        assert_eq!(first.zeros, zeros, "{asked:?}");
+    }
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_of_another_image_or_over_another_base_than_described() {
+    let own = KeyPair::generate().unwrap();
+    let granting = Arc::new(Granting::to(own.public()));
+    let sender = Sender::start(Arc::clone(&granting) as Arc<dyn Source>).await;
+    let describe = || {
+        *granting.base.lock().unwrap() = Some("uid-base".to_owned());
+        *granting.image.lock().unwrap() = None;
+        fetch(&own, sender.peer(), TRANSFER, Some("uid-base"))
+    };
+
+    let described = describe().await.unwrap();
+    *granting.base.lock().unwrap() = None;
+    let error = described.read(0).await.err().unwrap();
+    assert_eq!(code(&error), Code::Unavailable);
+
+    let described = describe().await.unwrap();
+    *granting.image.lock().unwrap() = Some("uid-t".parse().unwrap());
+    let error = described.read(0).await.err().unwrap();
+    assert_eq!(code(&error), Code::PermissionDenied);
+    sender.finish().await;
+}
+
+#[tokio::test]
 async fn a_peer_with_another_key_is_refused_and_opens_nothing() {
     let (own, stranger) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     let source = Arc::new(Granting::to(own.public()));
@@ -243,7 +316,7 @@ async fn a_source_with_another_key_gets_no_request() {
     let source = Arc::new(Granting::to(own.public()));
     let sender = Sender::start(Arc::clone(&source) as _).await;
     let expected = KeyPair::generate().unwrap().public();
-    let error = fetch(&own, (sender.address, expected), TRANSFER).await;
+    let error = fetch(&own, (sender.address, expected), TRANSFER, None).await;
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Connect { .. }), "{error}");
     assert_eq!(source.opened.load(Ordering::Relaxed), 0);
@@ -258,7 +331,9 @@ async fn only_transfers_that_are_granted_to_the_key_are_served() {
     source.granted.lock().unwrap().insert(of_other);
     let sender = Sender::start(Arc::clone(&source) as _).await;
     for transfer in ["of-volume-b", "of-nothing", "", "../of-volume-a"] {
-        let error = fetch(&own, sender.peer(), transfer).await.unwrap_err();
+        let error = fetch(&own, sender.peer(), transfer, None)
+            .await
+            .unwrap_err();
         assert_eq!(code(&error), Code::PermissionDenied, "{error}");
     }
     assert_eq!(source.opened.load(Ordering::Relaxed), 0);
@@ -273,7 +348,7 @@ async fn a_stream_ends_when_its_grant_ends() {
         ..Granting::to(own.public())
     };
     let sender = Sender::start(Arc::new(Revoking(Arc::new(granting)))).await;
-    let fetch = fetch(&own, sender.peer(), TRANSFER).await.unwrap();
+    let fetch = fetch(&own, sender.peer(), TRANSFER, None).await.unwrap();
     let chunks: Vec<_> = fetch.read(0).await.unwrap().collect().await;
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(before.len(), 3);
@@ -344,7 +419,7 @@ async fn a_source_that_is_gone_is_named() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let error = fetch(&own, (address, own.public()), TRANSFER).await;
+    let error = fetch(&own, (address, own.public()), TRANSFER, None).await;
     let error = error.unwrap_err();
     assert_eq!(error.to_string(), format!("cannot connect to {address}"));
 }

@@ -1,11 +1,15 @@
 //! Volumes that move to another node. The tests act as the operator, which declares, commits and undoes moves.
 
+mod passes;
+
+use std::time::Duration;
+
 use cistern_crds::{
     Bytes, ConditionType, FenceState, FilesystemType, HasImage as _, ImageTransfer,
     ImageTransferSpec, NodePoolStatus, PoolReplica, PoolReplicaSpec, PoolVolume, Provisioning,
     Reason, ReplicaPurpose, TransferPurpose, condition,
 };
-use cistern_e2e::{eventually, objects::change};
+use cistern_e2e::{ControlPlane, driver::Options, eventually, objects::change};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, PostParams},
@@ -18,6 +22,8 @@ use crate::{
     status,
 };
 
+/// How long a copy may take on a busy disk.
+const COPIED: Duration = Duration::from_mins(2);
 /// UID of the VolumeMove, which no agent reads.
 const MOVE: &str = "0f0e0d0c-0b0a-4908-8706-050403020100";
 
@@ -33,8 +39,20 @@ struct Moving {
 impl Moving {
     /// Starts the nodes `agent-NAME-1` and `agent-NAME-2`, and makes the volume.
     async fn new(name: &str, adapt: impl FnOnce(&mut PoolVolume)) -> Self {
+        Self::with_rate(name, 0, adapt).await
+    }
+
+    /// The same with a first node that sends `rate` bytes per second at most.
+    async fn with_rate(name: &str, rate: u64, adapt: impl FnOnce(&mut PoolVolume)) -> Self {
         let (first, second) = (format!("agent-{name}-1"), format!("agent-{name}-2"));
-        let (source, target) = tokio::join!(Fixture::start(&first), Fixture::start(&second));
+        let options = Options {
+            transfer_rate: rate,
+            ..Options::default()
+        };
+        let (source, target) = tokio::join!(
+            Fixture::start_as(ControlPlane::shared().await, &first, options),
+            Fixture::start(&second)
+        );
         let pool = format!("agent-{name}");
         for node in [&source, &target] {
             node.driver.add_image_pool(&pool, Bytes::gib(1)).await;
@@ -62,6 +80,11 @@ impl Moving {
     }
 
     async fn create_replica(&self, purpose: ReplicaPurpose) -> String {
+        let size = self.get().await.reserved().unwrap();
+        self.create_replica_of(purpose, size).await
+    }
+
+    async fn create_replica_of(&self, purpose: ReplicaPurpose, size: Bytes) -> String {
         let volume = self.get().await;
         let (node, epoch) = match purpose {
             ReplicaPurpose::Retained => (&self.source, volume.spec.epoch),
@@ -75,7 +98,7 @@ impl Moving {
             epoch,
             purpose,
             move_uid: MOVE.to_owned(),
-            size: volume.reserved().unwrap(),
+            size,
             provisioning: volume.spec.attributes.provisioning,
             extent_size: None,
             deletion_requested: false,
@@ -94,7 +117,7 @@ impl Moving {
         what: &str,
         is: impl Fn(&PoolReplica) -> bool,
     ) -> PoolReplica {
-        eventually(&format!("replica {name} {what}"), SOON, async || {
+        eventually(&format!("replica {name} {what}"), COPIED, async || {
             let found = self.replicas.get(name).await.unwrap();
             if is(&found) {
                 Ok(found)
@@ -109,9 +132,13 @@ impl Moving {
     async fn declare(&self) -> (String, String) {
         let retained = self.create_replica(ReplicaPurpose::Retained).await;
         let incoming = self.create_replica(ReplicaPurpose::Incoming).await;
+        self.declare_target().await;
+        (retained, incoming)
+    }
+
+    async fn declare_target(&self) {
         let target = json!({"nodeName": self.target.name, "moveUID": MOVE});
         self.patch(json!({"target": target})).await;
-        (retained, incoming)
     }
 
     async fn patch(&self, spec: Value) {
@@ -130,23 +157,37 @@ impl Moving {
 
     /// Permits the copy, and waits until it is complete.
     async fn copy(&self, incoming: &str) {
-        let transfers = Api::<ImageTransfer>::all(self.source.volumes.clone().into_client());
-        let spec = ImageTransferSpec {
+        self.permit(|_| {}).await;
+        self.replica_until(incoming, "to be complete", PoolReplica::is_complete)
+            .await;
+        self.forbid().await;
+    }
+
+    fn transfers(&self) -> Api<ImageTransfer> {
+        Api::all(self.source.volumes.clone().into_client())
+    }
+
+    /// Permits the copy of the closed volume, or what a function makes of that.
+    async fn permit(&self, adapt: impl FnOnce(&mut ImageTransferSpec)) {
+        let mut spec = ImageTransferSpec {
             source_node: self.source.name.clone(),
             target_node: self.target.name.clone(),
             snapshot_name: None,
             move_uid: Some(MOVE.to_owned()),
             image: self.volume.image().unwrap().uid.clone(),
+            base_image: None,
             volume_name: self.name(),
             purpose: TransferPurpose::Move,
         };
+        adapt(&mut spec);
         let transfer = ImageTransfer::new(&self.name(), spec);
-        let created = transfers.create(&PostParams::default(), &transfer).await;
-        created.unwrap();
-        self.replica_until(incoming, "to be complete", PoolReplica::is_complete)
-            .await;
+        let (transfers, parameters) = (self.transfers(), PostParams::default());
+        transfers.create(&parameters, &transfer).await.unwrap();
+    }
+
+    async fn forbid(&self) {
         let (name, parameters) = (self.name(), DeleteParams::default());
-        transfers.delete(&name, &parameters).await.unwrap();
+        self.transfers().delete(&name, &parameters).await.unwrap();
     }
 
     /// Writes the next epoch without the target, and waits until the volume is ready on the node.

@@ -30,6 +30,7 @@ async fn permit(source: &Fixture, snapshot: &PoolSnapshot, target: &Fixture, vol
         snapshot_name: Some(snapshot.name_any()),
         move_uid: None,
         image: snapshot.uid().unwrap(),
+        base_image: None,
         volume_name: volume.name_any(),
         purpose: TransferPurpose::Restore,
     };
@@ -90,7 +91,7 @@ async fn no_copies(node: &Fixture) {
 }
 
 /// A number among the metrics of a node, without other labels.
-async fn total(node: &Fixture, metric: &str) -> u64 {
+pub(crate) async fn total(node: &Fixture, metric: &str) -> u64 {
     let served = node.driver.node().get("/metrics").await.unwrap();
     let series = format!("{metric}{{node=\"{}\"}} ", node.name);
     let value = served.lines().find_map(|line| line.strip_prefix(&series));

@@ -2,7 +2,9 @@
 //! the tests make the PersistentVolumes and the pods.
 
 mod killed;
+mod kubelet;
 mod nodes;
+mod passes;
 
 use cistern_crds::Bytes;
 use cistern_e2e::ControlPlane;

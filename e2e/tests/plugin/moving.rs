@@ -2,7 +2,7 @@
 
 use std::process::ExitStatus;
 
-use cistern_crds::{PoolVolume, StorageNode, VolumeMove, testing::volume_spec};
+use cistern_crds::{Cutover, PoolVolume, StorageNode, VolumeMove, testing::volume_spec};
 use cistern_e2e::{
     ControlPlane, eventually,
     objects::{change, write_status},
@@ -169,6 +169,27 @@ async fn a_volume_gets_one_move_which_can_be_undone() {
     let undone = stage.plugin.text(&["move", "undone-a", "--undo"]).await;
     assert!(undone.contains("the move is undone"), "{undone}");
     assert_eq!(stage.moves.get_opt("undone-a").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_move_that_exists_is_cut_over_when_that_is_asked_for_and_not_otherwise() {
+    let stage = Stage::new("released").await;
+    stage.volume("released-a", 1).await;
+    let begin = ["move", "released-a", "--wait=false"];
+    let with = |when| [&begin[..], &["--cutover", when]].concat();
+    let cutover = async || stage.moves.get("released-a").await.unwrap().spec.cutover;
+    stage.plugin.text(&with("manual")).await;
+    assert_eq!(cutover().await, Cutover::Manual);
+    stage.plugin.text(&begin).await;
+    assert_eq!(cutover().await, Cutover::Manual);
+    let said = stage.plugin.text(&with("automatic")).await;
+    assert!(said.contains("is cut over automatically"), "{said}");
+    assert_eq!(cutover().await, Cutover::Automatic);
+    stage.plugin.text(&with("when-unused")).await;
+    assert_eq!(cutover().await, Cutover::WhenUnused);
+    let wrong = stage.plugin.run(&with("soon")).await;
+    assert_eq!(wrong.code, 3, "{}", wrong.stderr);
+    stage.delete_move("released-a").await;
 }
 
 #[tokio::test]

@@ -6,14 +6,17 @@ use cistern_e2e::eventually;
 use serde_json::{Value, json};
 
 use crate::{
-    ALLOWED, NO_METADATA, NO_MOVE, Row, STAYS, check,
-    installed::{Installed, ask},
+    ALLOWED, NO_METADATA, NO_MOVE, OTHER_POD, Row, STAYS, check,
+    installed::{Installed, ask, snapshot},
 };
 
 const ONLY_LOCATION: &str = "and nothing else of its spec";
 const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
 const ONLY_NODE: &str = "the node and the reclaim policy";
 const ONLY_LEFT: &str = "bound to a node and have not started";
+const ONLY_OF_MOVES: &str = "snapshots of volumes that move only";
+const NOT_OF_MOVES: &str = "no snapshot of a volume that moves";
+const ONLY_SEEN: &str = "only pods whose UID it names";
 const NO_LOCATION: &str = "does not change the node";
 
 #[tokio::test]
@@ -237,6 +240,91 @@ async fn the_operator_deletes_only_pods_with_claims_that_are_bound_and_have_not_
         check(operator, &[("DELETE", &path, none, ONLY_LEFT)]).await;
     }
     check(operator, &[("DELETE", &path("left"), none, ALLOWED)]).await;
+}
+
+#[tokio::test]
+async fn the_operator_takes_and_removes_only_snapshots_of_volumes_that_move() {
+    let cluster = Installed::start().await;
+    let account = "system:serviceaccount:cistern-system:cistern-";
+    let operator = &cluster.user(&format!("{account}operator"));
+    let controller = &cluster.user(&format!("{account}controller"));
+    await_policy(operator).await;
+    let copied_for = |name: &str, volume: &str| {
+        let mut taken = snapshot(name, "a");
+        taken["spec"]["copiedFor"] = volume.into();
+        taken
+    };
+    let (of_move, of_clone) = (
+        &copied_for("of-move", "on-a"),
+        &copied_for("of-clone", "clone"),
+    );
+    let requested = &snapshot("requested", "a");
+    let (path, none) = ("poolsnapshots", &Value::Null);
+    let deletion = &json!({"spec": {"deletionRequested": true}});
+    let finalizers = &json!({"metadata": {"finalizers": null}});
+    let rows: &[Row<'_>] = &[
+        ("POST", path, of_move, NOT_OF_MOVES),
+        ("POST", path, of_clone, ALLOWED),
+        ("POST", path, requested, ALLOWED),
+    ];
+    check(controller, rows).await;
+    let other = &json!({"metadata": {"labels": {"x": "y"}}});
+    let rows: &[Row<'_>] = &[
+        ("POST", path, &snapshot("by-hand", "a"), ONLY_OF_MOVES),
+        ("POST", path, &copied_for("other", "other"), ONLY_OF_MOVES),
+        ("PATCH", "poolsnapshots/of-clone", deletion, ONLY_LOCATION),
+        ("PATCH", "poolsnapshots/of-clone", other, NO_METADATA),
+        ("DELETE", "poolsnapshots/of-clone", none, ONLY_OF_MOVES),
+        ("DELETE", "poolsnapshots/requested", none, ONLY_OF_MOVES),
+        ("POST", path, of_move, ALLOWED),
+        ("PATCH", "poolsnapshots/of-move", deletion, ALLOWED),
+        ("PATCH", "poolsnapshots/of-move", finalizers, ALLOWED),
+        ("DELETE", "poolsnapshots/of-move", none, ALLOWED),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn the_operator_evicts_only_the_pod_that_it_has_seen() {
+    let cluster = Installed::start().await;
+    let account = "system:serviceaccount:cistern-system:cistern-";
+    let admin = &cluster.admin();
+    let operator = &cluster.user(&format!("{account}operator"));
+    let controller = &cluster.user(&format!("{account}controller"));
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "evicted"},
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    });
+    let made = ask(admin, "POST", pods, &pod).await.unwrap();
+    let eviction = |options: Value| {
+        json!({
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": "evicted", "namespace": "default"}, "deleteOptions": options,
+        })
+    };
+    let path = &format!("{pods}/evicted/eviction");
+    let any = &eviction(Value::Null);
+    eventually(
+        "the policy to refuse",
+        Duration::from_secs(30),
+        async || match ask(operator, "POST", &format!("{path}?dryRun=All"), any).await {
+            Err(status) if status.message.contains(ONLY_SEEN) => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        },
+    )
+    .await;
+    let seen = |uid: &Value| eviction(json!({"preconditions": {"uid": uid}}));
+    let of_seen = &seen(&made["metadata"]["uid"]);
+    check(controller, &[("POST", path, of_seen, "cannot create")]).await;
+    let rows: &[Row<'_>] = &[
+        ("POST", path, any, ONLY_SEEN),
+        ("POST", path, &seen(&"".into()), ONLY_SEEN),
+        // Another pod has its name.
+        ("POST", path, &seen(&"another".into()), OTHER_POD),
+        ("POST", path, of_seen, ALLOWED),
+    ];
+    check(operator, rows).await;
 }
 
 /// Waits until the policy of the operator's changes is enforced.

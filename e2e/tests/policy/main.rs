@@ -42,6 +42,8 @@ const NO_MOVE: &str = "a volume moves to another node than its own";
 const KEPT: &str = "cannot be taken back";
 /// Allowed, but the kind does not exist: Kubernetes' snapshot definitions are not installed.
 const ABSENT: &str = "page not found";
+/// The API server refuses the precondition of an eviction.
+const OTHER_POD: &str = "the UID in the precondition";
 /// The schema refuses a time.
 const TOO_LONG: &str = "may not be more than 40 bytes";
 
@@ -609,6 +611,7 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
             Err(status) => {
                 let code = match *verdict {
                     ABSENT => 404,
+                    OTHER_POD => 409,
                     TOO_LONG | STAYS | NO_MOVE => 422,
                     _ => 403,
                 };

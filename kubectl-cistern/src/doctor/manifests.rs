@@ -144,6 +144,7 @@ mod tests {
             "locations.cistern.storage",
             "persistentvolumes.cistern.storage",
             "pods.cistern.storage",
+            "evictions.cistern.storage",
             "definitions.cistern.storage",
         ];
         assert_eq!(names, expected.map(|name| Some(name.to_owned())));

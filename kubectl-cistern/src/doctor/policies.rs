@@ -69,6 +69,8 @@ fn danger(name: &str) -> &'static str {
         "persistentvolumes.cistern.storage" => {
             "the operator can write PersistentVolumes of other drivers"
         }
+        "pods.cistern.storage" => "the operator can delete pods that run",
+        "evictions.cistern.storage" => "the operator can evict a pod that it has not seen",
         "locations.cistern.storage" => {
             "the operator and the controller can change more of a volume than they need to"
         }

@@ -143,7 +143,7 @@ pub(super) const USED: &[Used] = &[
         &["get"],
     ),
     of(MOVERS, OWN, "poolvolumes", &["get"]),
-    of(MOVERS, OWN, "volumemoves", &["get", "create"]),
+    of(MOVERS, OWN, "volumemoves", &["get", "create", "patch"]),
     of(&["move"], OWN, "volumemoves", &["delete"]),
     of(&["drain"], "apps", "statefulsets", LIST),
     of(&["forget-node"], "", "nodes", &["get"]),

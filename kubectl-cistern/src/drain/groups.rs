@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::VolumeMove;
+use cistern_crds::{Cutover, Reason, VolumeMove};
 use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Pod};
 use kube::ResourceExt;
 
@@ -69,8 +69,8 @@ pub(super) fn users(cluster: &Cluster, group: &BTreeSet<String>) -> BTreeSet<Str
     users
 }
 
-/// Whether a group whose volumes have VolumeMoves is copied, or may be soon. One that waits for its pods, or for
-/// which the operator finds no node, is not.
+/// Whether a group whose volumes have VolumeMoves is copied, or may be soon. One that waits for its pods or for a user, or
+/// for which the operator finds no node, is not.
 fn takes_place(cluster: &Cluster, group: &BTreeSet<String>) -> bool {
     let volumes = group.iter().filter_map(|name| cluster.volume(name));
     let mut targets = volumes.map(|volume| &volume.spec.target);
@@ -81,17 +81,27 @@ fn takes_place(cluster: &Cluster, group: &BTreeSet<String>) -> bool {
     let moves: Vec<&VolumeMove> = moves.collect();
     let is_planned = moves.iter().any(|it| it.plan().is_some());
     let is_refused = moves.iter().any(|it| waits(it).is_some());
+    if moves.iter().any(|it| is_copied_while_used(it)) {
+        return is_planned || !is_refused;
+    }
     users(cluster, group).is_empty() && (is_planned || !is_refused)
 }
 
+/// Whether a volume is copied although pods use it.
+fn is_copied_while_used(it: &VolumeMove) -> bool {
+    let reason = waits(it).and_then(|it| Reason::parse(&it.reason));
+    it.spec.cutover != Cutover::WhenUnused
+        && !matches!(reason, Some(Reason::ReadyToCutOver | Reason::PodsRemain))
+}
+
 /// The groups whose VolumeMoves are created now. `begun` are the volumes that have one. At most `at_once` groups are
-/// copied at a time, so those that pods use are not begun: all of their pods may end together. A group that lacks
-/// a VolumeMove, but has others, gets it in any case.
+/// copied at a time. So those that pods use are not begun unless they are copied meanwhile: all of their pods may end
+/// together. A group that lacks a VolumeMove, but has others, gets it in any case.
 pub(super) fn to_begin<'a>(
     cluster: &Cluster,
     groups: &'a [BTreeSet<String>],
     begun: &BTreeSet<String>,
-    at_once: usize,
+    (at_once, cutover): (usize, Cutover),
 ) -> Vec<&'a BTreeSet<String>> {
     let (open, new): (Vec<_>, Vec<_>) = groups.iter().partition(|it| !it.is_disjoint(begun));
     let taken = open.iter().filter(|it| takes_place(cluster, it)).count();
@@ -103,7 +113,9 @@ pub(super) fn to_begin<'a>(
     let incomplete = open
         .into_iter()
         .filter(|group| !group.is_subset(begun) && !group.iter().any(is_undone));
-    let unused = new.into_iter().filter(|it| users(cluster, it).is_empty());
+    let is_begun =
+        |it: &&BTreeSet<String>| cutover != Cutover::WhenUnused || users(cluster, it).is_empty();
+    let unused = new.into_iter().filter(is_begun);
     incomplete
         .chain(unused.take(at_once.saturating_sub(taken)))
         .collect()
@@ -163,7 +175,8 @@ mod tests {
         let mut cluster = ten_volumes();
         let groups = [group(&["a"]), group(&["b", "c"]), group(&["d"])];
         let names = |cluster: &Cluster, begun: &[&str], at_once| -> Vec<String> {
-            let begun = to_begin(cluster, &groups, &group(begun), at_once);
+            let when = (at_once, Cutover::WhenUnused);
+            let begun = to_begin(cluster, &groups, &group(begun), when);
             begun.into_iter().flatten().cloned().collect()
         };
         assert_eq!(names(&cluster, &[], 2), ["a", "b", "c"]);
@@ -194,6 +207,28 @@ mod tests {
         assert_eq!(names(&cluster, &[], 9), ["a", "b", "c", "d"]);
     }
 
+    #[test]
+    fn groups_that_are_copied_while_pods_use_them_take_a_place_until_a_user_has_to_act() {
+        let mut cluster = ten_volumes();
+        let groups = [group(&["a"]), group(&["b"])];
+        cluster.pods = by_claim(["a", "b"].map(|it| user(it, Some("worker-1"))).into());
+        let begun = |cluster: &Cluster, begun: &[&str], cutover| {
+            to_begin(cluster, &groups, &group(begun), (1, cutover)).len()
+        };
+        assert_eq!(begun(&cluster, &[], Cutover::WhenUnused), 0);
+        assert_eq!(begun(&cluster, &[], Cutover::Manual), 1);
+        for (reason, next) in [
+            ("Copying", 0),
+            ("EvictionBlocked", 0),
+            ("ReadyToCutOver", 1),
+        ] {
+            let mut its_move = moving("a", reason, true);
+            its_move.spec.cutover = Cutover::Manual;
+            cluster.moves = vec![its_move];
+            assert_eq!(begun(&cluster, &["a"], Cutover::Manual), next, "{reason}");
+        }
+    }
+
     /// The volumes `a` to `j` of claims with the same names.
     fn ten_volumes() -> Cluster {
         let mut cluster = cluster();
@@ -210,8 +245,12 @@ mod tests {
     }
 
     fn use_by_pod(cluster: &mut Cluster, claim: &str, node: Option<&str>) {
+        cluster.pods = by_claim(vec![user(claim, node)]);
+    }
+
+    fn user(claim: &str, node: Option<&str>) -> Pod {
         let mut user = pod("user", claim, "Running");
         user.spec.as_mut().unwrap().node_name = node.map(str::to_owned);
-        cluster.pods = by_claim(vec![user]);
+        user
     }
 }

@@ -141,7 +141,8 @@ impl<'a> Drain<'a> {
                 cluster.moves.iter().map(VolumeMove::name_any).collect();
             begun.extend(self.followed.iter().map(|it| it.name.clone()));
             let stayed = self.staying.len();
-            for group in to_begin(cluster, &groups, &begun, self.flags.at_once) {
+            let (at_once, cutover) = (self.flags.at_once, self.flags.cutover.into());
+            for group in to_begin(cluster, &groups, &begun, (at_once, cutover)) {
                 self.begin_group(cluster, group, &begun).await?;
             }
             // A group that cannot move leaves its place to the next one.
@@ -170,6 +171,7 @@ impl<'a> Drain<'a> {
                 return Ok(());
             }
         };
+        let planned = planned.with_cutover(cluster, Some(self.flags.cutover.into()));
         let to_create = planned.create.iter();
         for spec in to_create.filter(|it| !begun.contains(&it.volume_name)) {
             if self.is_still_here(&spec.volume_name).await? {

@@ -35,7 +35,8 @@ fn waits(object: &VolumeMove, now: DateTime<Utc>) -> Option<&Condition> {
 /// Whether a move that waits for a reason goes on by itself, or once its pods have ended, as intended.
 fn goes_on(reason: &str) -> bool {
     use Reason::{
-        Copying, Moving, OldImageKept, Pending, PodsRemain, RemovingImage, WaitingForOthers,
+        Copying, EvictionBlocked, Moving, OldImageKept, Pending, PodsRemain, ReadyToCutOver,
+        RemovingImage, WaitingForOthers,
     };
 
     let awaited = [
@@ -44,6 +45,8 @@ fn goes_on(reason: &str) -> bool {
         OldImageKept,
         Pending,
         PodsRemain,
+        ReadyToCutOver,
+        EvictionBlocked,
         RemovingImage,
         WaitingForOthers,
     ];

@@ -14,6 +14,7 @@ pub(crate) mod set;
 
 use std::collections::BTreeSet;
 
+use cistern_crds::Cutover;
 use kube::ResourceExt as _;
 
 use self::{
@@ -80,6 +81,7 @@ pub async fn run(
         return Err(Error::Refused(conflicts).into());
     }
     let planned = plan::plan(&cluster, &together, to_node).map_err(Error::Refused)?;
+    let planned = planned.with_cutover(&cluster, flags.cutover.map(Cutover::from));
     create(connection, &cluster, &planned, printer).await?;
     if !flags.wait {
         return Ok(Verdict::Ok);
@@ -146,6 +148,15 @@ async fn create(
             "moves already"
         };
         print(&spec.volume_name, what)?;
+    }
+    for (existing, cutover) in &planned.change {
+        requests::set_cutover(connection, existing, *cutover).await?;
+        let how = match cutover {
+            Cutover::WhenUnused => "moves once no pod uses it",
+            Cutover::Automatic => "is cut over automatically from now on",
+            Cutover::Manual => "is copied, and waits to be cut over",
+        };
+        print(&existing.name_any(), how)?;
     }
     for name in &planned.existing {
         print(name, "moves already")?;

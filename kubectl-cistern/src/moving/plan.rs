@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cistern_crds::{
-    HasImage as _, PoolVolume, VolumeMove, VolumeMoveSpec, volume_move::MAXIMUM_TOGETHER,
+    Cutover, HasImage as _, PoolVolume, VolumeMove, VolumeMoveSpec, volume_move::MAXIMUM_TOGETHER,
 };
 use kube::ResourceExt as _;
 
@@ -11,12 +11,14 @@ use super::follow::Followed;
 use crate::cluster::Cluster;
 
 /// What is done for volumes that move together.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Planned {
     /// VolumeMoves to create.
     pub(crate) create: Vec<VolumeMoveSpec>,
     /// Volumes that move already, in the same way.
     pub(crate) existing: Vec<String>,
+    /// VolumeMoves that exist and are to be cut over at another time.
+    pub(crate) change: Vec<(VolumeMove, Cutover)>,
     /// Volumes that are on the node already.
     pub(crate) there: Vec<String>,
 }
@@ -27,6 +29,22 @@ impl Planned {
         let created = self.create.iter().map(|it| &it.volume_name);
         let all = created.chain(&self.existing);
         all.map(|name| Followed::of(name, cluster)).collect()
+    }
+}
+
+impl Planned {
+    /// The same with the moves that are created, and those that exist, cut over at another time. None: as they are.
+    pub(crate) fn with_cutover(mut self, cluster: &Cluster, cutover: Option<Cutover>) -> Self {
+        let Some(cutover) = cutover else {
+            return self;
+        };
+        for spec in &mut self.create {
+            spec.cutover = cutover;
+        }
+        let existing = self.existing.iter().filter_map(|it| cluster.move_of(it));
+        let others = existing.filter(|it| it.spec.cutover != cutover).cloned();
+        self.change = others.map(|it| (it, cutover)).collect();
+        self
     }
 }
 
@@ -66,6 +84,7 @@ pub(crate) fn plan(
                 volume_name: name.clone(),
                 to_node: decided.clone(),
                 together_with: together.iter().filter(|it| *it != name).cloned().collect(),
+                cutover: Cutover::default(),
                 takeover: None,
             });
         }
@@ -186,6 +205,23 @@ mod tests {
         // A drain lets the group go where it goes.
         let planned = plan(&cluster, &both(), Some("worker-1")).unwrap();
         assert_eq!(planned.create[0].to_node.as_deref(), Some("worker-2"));
+    }
+
+    #[test]
+    fn moves_that_exist_are_cut_over_at_another_time_only_if_that_is_asked_for() {
+        let mut cluster = with_pool();
+        let spec = json!({"volumeName": "pvc-1", "toNode": "worker-2", "togetherWith": ["pvc-2"]});
+        cluster.moves = vec![declared("pvc-1", &spec)];
+        let planned = |cutover| {
+            let planned = plan(&cluster, &both(), None).unwrap();
+            planned.with_cutover(&cluster, cutover)
+        };
+        assert_eq!(planned(None).change, []);
+        assert_eq!(planned(Some(Cutover::WhenUnused)).change, []);
+        let automatic = planned(Some(Cutover::Automatic));
+        assert_eq!(automatic.change.len(), 1);
+        assert_eq!(automatic.change[0].1, Cutover::Automatic);
+        assert_eq!(automatic.create[0].cutover, Cutover::Automatic);
     }
 
     #[test]

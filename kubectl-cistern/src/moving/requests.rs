@@ -1,12 +1,13 @@
 //! Requests for VolumeMoves.
 
 use cistern_client::Rejection;
-use cistern_crds::{VolumeMove, VolumeMoveSpec};
+use cistern_crds::{Cutover, VolumeMove, VolumeMoveSpec};
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use kube::{
     Api, Resource as _, ResourceExt as _,
-    api::{DeleteParams, PostParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
+use serde_json::json;
 
 use crate::{Connection, Error, MANAGER, access};
 
@@ -38,6 +39,31 @@ pub(crate) async fn create(connection: &Connection, spec: &VolumeMoveSpec) -> Re
     match created.map_err(for_administrators) {
         Err(error) if error.rejection() == Some(Rejection::AlreadyExists) => Ok(false),
         result => result.map(|_| true),
+    }
+}
+
+/// Changes when a VolumeMove is cut over, unless it has changed since it was read. Fails if the request fails.
+pub(crate) async fn set_cutover(
+    connection: &Connection,
+    object: &VolumeMove,
+    cutover: Cutover,
+) -> Result<(), Error> {
+    let api: Api<VolumeMove> = connection.everywhere();
+    let name = object.name_any();
+    let change = Patch::Merge(json!({
+        "metadata": {"uid": object.uid()},
+        "spec": {"cutover": cutover},
+    }));
+    let parameters = PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let what = format!("cannot change VolumeMove {name}");
+    let changed = connection.ask(what, api.patch(&name, &parameters, &change));
+    let changed = changed.await.map_err(for_administrators);
+    match changed {
+        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(()),
+        result => result.map(drop),
     }
 }
 

@@ -111,6 +111,9 @@ impl WatchedKind for VolumeMove {
         self.metadata = identity::with_deletion(&self.metadata);
         // The saved PersistentVolume is read when it is needed.
         self.status = self.status.map(|status| VolumeMoveStatus {
+            plan: status.plan,
+            copying: status.copying,
+            prepared: status.prepared,
             conditions: status.conditions,
             ..VolumeMoveStatus::default()
         });

@@ -5,30 +5,24 @@
 
 use std::time::Duration;
 
-use cistern_client::{
-    Rejection,
-    writes::{delete_exactly, patch_guarded, remove_finalizer},
-};
+use cistern_client::{Rejection, writes::patch_guarded};
 use cistern_crds::{
     Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
     Reason, ReplicaPurpose, VolumeMove, names,
 };
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api,
-    api::{DeleteParams, ListParams, PostParams, Preconditions},
-};
+use kube::{Api, api::PostParams};
 use serde_json::json;
 
 use super::{
     Error,
     advance::Move,
-    pods::User,
-    stages::{self, Seen, Stage, size_of},
+    removal,
+    stages::{self, Seen, Stage, room_for},
     steps::Step,
     together::Companion,
+    users::Eviction,
 };
-use crate::{controller::Next, pods::uses};
+use crate::controller::Next;
 
 /// When to look again at a move that the agents carry out. The operator does not watch replicas.
 const AGENTS: Duration = Duration::from_secs(1);
@@ -57,6 +51,7 @@ impl Move<'_> {
     pub(super) async fn relocate(&self, plan: &MovePlan, follow: Step) -> Result<Next, Error> {
         let (replicas, users) = (self.replicas(plan).await?, self.users().await?);
         let companions = self.companions(plan).await?;
+        let snapshots = self.snapshots().await?;
         let lost = self.is_lost(plan);
         let stage = stages::next(&Seen {
             object: &self.object,
@@ -64,6 +59,8 @@ impl Move<'_> {
             volume: self.volume.as_ref(),
             retained: replicas.retained.as_ref(),
             incoming: replicas.incoming.as_ref(),
+            snapshots: [snapshots[0].as_ref(), snapshots[1].as_ref()],
+            is_fragmented: self.is_fragmented(),
             users: &users,
             companions: &companions,
             lost: lost.as_deref(),
@@ -75,6 +72,22 @@ impl Move<'_> {
             Stage::Follow => return self.take(follow).await,
             Stage::Wait(why) => return self.wait(why).await,
             Stage::End => return self.end().await,
+            Stage::CutOver(pods) => {
+                if let Some(why) = self.evict(&pods, Eviction::DryRun).await? {
+                    return self.wait(why).await;
+                }
+                self.write_volume(plan, &Stage::Declare).await?;
+            }
+            Stage::Evict(pods) => {
+                if let Some(why) = self.evict(&pods, Eviction::Real).await? {
+                    return self.wait(why).await;
+                }
+                return Ok(Next::After(AGENTS));
+            }
+            Stage::Record(passes) => self.write_status("update", passes.change()).await?,
+            Stage::TakeSnapshot => self.take_snapshot().await?,
+            Stage::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
+            Stage::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
             Stage::DeletePods(pods) => self.delete_pods(&pods).await?,
             Stage::Create(purpose) => self.create_replica(plan, purpose).await?,
             Stage::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
@@ -89,7 +102,11 @@ impl Move<'_> {
     /// Reports why the move waits.
     async fn wait(&self, why: Explanation) -> Result<Next, Error> {
         let is_arrived = why.reason == Reason::OldImageKept;
-        let is_for_users = is_arrived || matches!(why.reason, Reason::PodsRemain);
+        let is_for_users = is_arrived
+            || matches!(
+                why.reason,
+                Reason::PodsRemain | Reason::EvictionBlocked | Reason::ReadyToCutOver
+            );
         if self.report(why).await? && is_arrived {
             self.announce().await?;
         }
@@ -146,6 +163,19 @@ impl Move<'_> {
         pool.map_or(0, |pool| pool.takeovers)
     }
 
+    /// Whether the volume has half of the extents with which a snapshot of it is refused.
+    fn is_fragmented(&self) -> bool {
+        let Some(volume) = &self.volume else {
+            return false;
+        };
+        let pool = self.context.cluster.pool(&volume.spec.pool_name);
+        let pool = pool.as_deref().and_then(|guard| guard.0.as_ref().ok());
+        let extents = volume.status.as_ref().and_then(|it| it.extents);
+        extents
+            .zip(pool)
+            .is_some_and(|(extents, pool)| extents > pool.spec.limits.maximum_extents / 2)
+    }
+
     /// Why the new node cannot take the volume any more: it is gone, and with it the copy.
     fn is_lost(&self, plan: &MovePlan) -> Option<String> {
         let cluster = &self.context.cluster;
@@ -196,53 +226,6 @@ impl Move<'_> {
         Ok(companions)
     }
 
-    /// The pods that use the volume.
-    pub(super) async fn users(&self) -> Result<Vec<User>, Error> {
-        let pods = self.pods().await?;
-        Ok(pods.iter().map(User::of).collect())
-    }
-
-    /// The same, as they are.
-    pub(super) async fn pods(&self) -> Result<Vec<Pod>, Error> {
-        let Some(claim) = self.claim() else {
-            return Ok(Vec::new());
-        };
-        let namespace = claim.namespace.as_deref().unwrap_or_default();
-        let name = claim.name.as_deref().unwrap_or_default();
-        let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
-        let pods = api.list(&ListParams::default()).await;
-        let pods = pods.map_err(|error| self.failed_with("list", "the pods", error))?;
-        Ok(pods
-            .items
-            .into_iter()
-            .filter(|pod| uses(pod, name))
-            .collect())
-    }
-
-    /// Deletes pods that were bound to the former node and have not started: they cannot get the volume there.
-    /// What made them makes new ones.
-    async fn delete_pods(&self, pods: &[User]) -> Result<(), Error> {
-        for pod in pods {
-            let api = Api::<Pod>::namespaced(self.context.client.clone(), &pod.namespace);
-            let parameters = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: Some(pod.uid.clone()),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            match api.delete(&pod.name, &parameters).await {
-                Ok(_) => {
-                    let volume = self.name();
-                    tracing::info!(volume, %pod, "deleted the pod, which is bound to the former node");
-                }
-                Err(error) if Rejection::from(&error) == Rejection::NotFound => {}
-                Err(error) => return Err(self.failed_with("delete", "a pod", error)),
-            }
-        }
-        Ok(())
-    }
-
     async fn create_replica(&self, plan: &MovePlan, purpose: ReplicaPurpose) -> Result<(), Error> {
         let Some(volume) = &self.volume else {
             return Ok(());
@@ -263,7 +246,7 @@ impl Move<'_> {
             epoch,
             purpose,
             move_uid: self.object.move_uid(),
-            size: size_of(volume),
+            size: room_for(&self.object, volume, purpose),
             provisioning: spec.attributes.provisioning,
             extent_size: spec.extent_size,
             deletion_requested: false,
@@ -286,10 +269,8 @@ impl Move<'_> {
         let Some(replica) = replica else {
             return Ok(());
         };
-        let api = Api::<PoolReplica>::all(self.context.client.clone());
-        let change = json!({"spec": {"deletionRequested": true}});
-        let written = patch_guarded(&api, replica, names::OPERATOR_MANAGER, change).await;
-        written.map_err(|error| self.failed_with("update", "a PoolReplica", error))?;
+        let requested = removal::request(self.context, replica).await;
+        requested.map_err(|error| self.failed_with("update", "a PoolReplica", error))?;
         if replica.spec.purpose == ReplicaPurpose::Retained {
             self.announce().await?;
         }
@@ -301,22 +282,7 @@ impl Move<'_> {
         let Some(replica) = replica else {
             return Ok(());
         };
-        let api = Api::<PoolReplica>::all(self.context.client.clone());
-        let released = async {
-            let left = if replica.metadata.deletion_timestamp.is_some() {
-                Some(replica.clone())
-            } else {
-                delete_exactly(&api, replica).await?
-            };
-            match left {
-                Some(left) => {
-                    remove_finalizer(&api, &left, names::OPERATOR_MANAGER, names::FINALIZER).await
-                }
-                None => Ok(()),
-            }
-        };
-        released
-            .await
-            .map_err(|error| self.failed_with("delete", "a PoolReplica", error))
+        let released = removal::release(self.context, replica).await;
+        released.map_err(|error| self.failed_with("delete", "a PoolReplica", error))
     }
 }

@@ -3,18 +3,29 @@
 //! ```text
 //! nobody uses the volume ─▶ replicas reserved on both nodes ─▶ target declared ─▶ closed ─▶ copied ─▶ committed
 //!   ─▶ opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is removed
+//! pods use it, and may ─▶ replicas ─▶ copied in passes (`passes`) ─▶ target declared ─▶ closing ─▶ pods evicted ─▶ closed …
 //! given up before the commit: cancelled or undone ─▶ the copy is removed
 //! ```
 //!
 //! `docs/design-moving.md` has the reasons, and the crate `model` checks them.
 
+mod checks;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, Explanation, FenceState, HasImage as _, MovePlan, PoolReplica,
+    ConditionType, Cutover, Explanation, FenceState, MovePlan, PoolReplica, PoolSnapshot,
     PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition, time,
 };
 
-use super::{pods::User, together::Companion};
+pub(super) use self::checks::{
+    clear_one, copying, is_copied_while_used, is_movable, room_for, size_of,
+};
+use self::checks::{fence, unreserved};
+use super::{
+    passes::{self, Passes},
+    pods::User,
+    together::Companion,
+};
 
 /// How long the former node keeps the old image if no pod uses the volume.
 const KEPT: TimeDelta = TimeDelta::minutes(5);
@@ -24,8 +35,20 @@ const KEPT: TimeDelta = TimeDelta::minutes(5);
 pub(super) enum Stage {
     /// Create the replica: the object that owns an image beside the volume's own.
     Create(ReplicaPurpose),
+    /// Write how far the volume is copied while pods use it.
+    Record(Passes),
+    /// Take the snapshot of the pass.
+    TakeSnapshot,
+    /// Request that the image of this snapshot is removed.
+    RemoveSnapshot(String),
+    /// Remove the object of this snapshot, whose image is gone.
+    ReleaseSnapshot(String),
     /// Declare the target in the spec of the volume.
     Declare,
+    /// Declare the target if all of these pods may be evicted.
+    CutOver(Vec<User>),
+    /// Evict pods, as far as their budgets allow.
+    Evict(Vec<User>),
     /// Note in the spec of the volume that the move is given up, so that a declaration that is under way fails.
     Cancel,
     /// Give up the declared target.
@@ -55,6 +78,10 @@ pub(super) struct Seen<'a> {
     pub(super) retained: Option<&'a PoolReplica>,
     /// The replica of the copy.
     pub(super) incoming: Option<&'a PoolReplica>,
+    /// The snapshots of the pass and of the prepared copy.
+    pub(super) snapshots: [Option<&'a PoolSnapshot>; 2],
+    /// Whether the volume has so many extents that a snapshot may soon be refused.
+    pub(super) is_fragmented: bool,
     /// The pods that use the volume.
     pub(super) users: &'a [User],
     /// The volumes that move together with this one.
@@ -110,29 +137,89 @@ impl Seen<'_> {
         if let Err(why) = is_movable(volume) {
             return Stage::Wait(why);
         }
-        if let Some(why) = self.in_use() {
-            return Stage::Wait(why);
+        let in_use = self.in_use();
+        if let Some(why) = &in_use
+            && let Some(stage) = self.leave_to_users(volume, why)
+        {
+            return stage;
         }
+        if let Some(stage) = self.reserve(volume) {
+            return stage;
+        }
+        if in_use.is_none() {
+            if let Some(stage) = passes::ended(self) {
+                return stage;
+            }
+            let waits = self.wait_for(Companion::is_reserved);
+            return waits.map_or(Stage::Declare, Stage::Wait);
+        }
+        if let Some(stage) = passes::next(self, volume) {
+            return stage;
+        }
+        let waits = self.wait_for(Companion::is_prepared);
+        waits.map_or_else(|| Stage::CutOver(self.holders()), Stage::Wait)
+    }
+
+    /// Reserves room on both nodes; None once they have it.
+    fn reserve(&self, volume: &PoolVolume) -> Option<Stage> {
         for (purpose, replica) in [
             (ReplicaPurpose::Retained, self.retained),
             (ReplicaPurpose::Incoming, self.incoming),
         ] {
             let Some(replica) = replica else {
-                return Stage::Create(purpose);
+                return Some(Stage::Create(purpose));
             };
-            if replica.spec.move_uid != self.object.move_uid() {
-                return clear_one(replica);
-            }
-            if replica.spec.size != size_of(volume) {
-                // The volume has grown meanwhile.
-                return clear_one(replica);
+            let spec = &replica.spec;
+            // The volume may have grown meanwhile, or is not copied any more while pods use it.
+            let is_as_needed = spec.move_uid == self.object.move_uid()
+                && spec.size == room_for(self.object, volume, purpose)
+                && !spec.deletion_requested;
+            if !is_as_needed {
+                return Some(passes::remove_snapshots(self).unwrap_or_else(|| clear_one(replica)));
             }
             if let Some(why) = unreserved(replica) {
-                return Stage::Wait(why);
+                return Some(passes::refused(self, purpose, &why).unwrap_or(Stage::Wait(why)));
             }
         }
-        self.wait_for(Companion::is_prepared)
-            .map_or(Stage::Declare, Stage::Wait)
+        None
+    }
+
+    /// What is done with a volume that pods use and that is not copied meanwhile; None if it is.
+    fn leave_to_users(&self, volume: &PoolVolume, why: &Explanation) -> Option<Stage> {
+        let passes = Passes::of(self.object);
+        let why = if is_copied_while_used(self.object) {
+            self.staying()?
+        } else {
+            passes.explain(why)
+        };
+        if let Some(stage) = passes::end(self, &passes) {
+            return Some(stage);
+        }
+        // It has room for passes, and perhaps a copy of one.
+        let incoming = self.incoming;
+        let incoming = incoming.filter(|it| it.spec.size != size_of(volume));
+        Some(incoming.map_or(Stage::Wait(why), clear_one))
+    }
+
+    /// Why pods that use the volume are not evicted, so that it cannot leave them.
+    fn staying(&self) -> Option<Explanation> {
+        if self.object.spec.cutover != Cutover::Automatic {
+            return None;
+        }
+        let pods = self.users.iter().filter(|pod| pod.is_bound());
+        let stays = pods.filter_map(|pod| Some(format!("{pod} {}", pod.stays()?)));
+        let stays: Vec<String> = stays.collect();
+        (!stays.is_empty()).then(|| {
+            let message = format!("pods are not evicted: {}; delete them", stays.join(", "));
+            Explanation::new(Reason::EvictionBlocked, message)
+        })
+    }
+
+    /// The pods that have to be evicted.
+    fn holders(&self) -> Vec<User> {
+        let holders = self.users.iter();
+        let holders = holders.filter(|pod| pod.holds(self.now) && pod.stays().is_none());
+        holders.cloned().collect()
     }
 
     /// The target is declared: the volume is closed, and copied.
@@ -144,33 +231,36 @@ impl Seen<'_> {
         if self.is_given_up(volume) || is_abandoned {
             return Stage::Undo;
         }
-        let (from, to) = (&self.plan.from_node, &self.plan.to_node);
-        if !is_closed(volume, &self.object.move_uid()) {
-            let why = self.in_use().unwrap_or_else(|| {
-                let message =
-                    format!("node {from} closes the volume: no pod gets it there any more");
-                Explanation::new(Reason::Moving, message)
-            });
-            return Stage::Wait(why);
+        let fence = fence(volume, &self.object.move_uid());
+        if fence != Some(FenceState::Closed) {
+            return self.close(fence.is_some());
         }
         if !incoming.is_complete() {
-            let found = condition::failing(incoming.conditions(), ConditionType::Ready);
-            let (reason, message) = found.map_or_else(
-                || {
-                    (
-                        Reason::Copying,
-                        format!("the volume is copied from node {from} to node {to}"),
-                    )
-                },
-                |found| {
-                    let reason = Reason::parse(&found.reason).unwrap_or(Reason::Copying);
-                    (reason, format!("node {to}: {}", found.message))
-                },
-            );
-            return Stage::Wait(Explanation::new(reason, message));
+            return Stage::Wait(copying(self.plan, incoming));
         }
         self.wait_for(Companion::is_complete)
             .map_or(Stage::Commit, Stage::Wait)
+    }
+
+    /// The source is to close the volume. Once it gives it to no other pod, those that use it are evicted.
+    fn close(&self, is_closing: bool) -> Stage {
+        let is_cut_over = self.object.spec.cutover == Cutover::Automatic
+            && Passes::of(self.object).prepared.is_some();
+        let holders = self.holders();
+        if is_cut_over && is_closing && !holders.is_empty() {
+            return Stage::Evict(holders);
+        }
+        let from = &self.plan.from_node;
+        let closing = || {
+            let message = format!("node {from} closes the volume: no pod gets it there any more");
+            Explanation::new(Reason::Moving, message)
+        };
+        let in_use = if is_cut_over {
+            self.staying()
+        } else {
+            self.in_use()
+        };
+        Stage::Wait(in_use.unwrap_or_else(closing))
     }
 
     /// The volume names the new node.
@@ -200,6 +290,9 @@ impl Seen<'_> {
         if !left.is_empty() {
             return Stage::DeletePods(left);
         }
+        if let Some(stage) = passes::remove_snapshots(self) {
+            return stage;
+        }
         let Some(retained) = self.retained else {
             return Stage::End;
         };
@@ -217,6 +310,9 @@ impl Seen<'_> {
 
     /// Removes the replicas of a move that has not happened, or whose volume is gone.
     fn clear(&self) -> Stage {
+        if let Some(stage) = passes::remove_snapshots(self) {
+            return stage;
+        }
         if let Some(incoming) = self.incoming {
             return clear_one(incoming);
         }
@@ -231,7 +327,7 @@ impl Seen<'_> {
     }
 
     /// The pods that hold the volume on its node.
-    fn in_use(&self) -> Option<Explanation> {
+    pub(super) fn in_use(&self) -> Option<Explanation> {
         let users = self.users.iter().filter(|pod| pod.is_bound());
         let names: Vec<String> = users.map(ToString::to_string).collect();
         (!names.is_empty()).then(|| {
@@ -251,77 +347,6 @@ impl Seen<'_> {
             behind.to_string(),
         ))
     }
-}
-
-/// Removes a replica, after its image.
-fn clear_one(replica: &PoolReplica) -> Stage {
-    let (purpose, node) = (replica.spec.purpose, &replica.spec.node_name);
-    if !replica.spec.deletion_requested {
-        return Stage::Remove(purpose);
-    }
-    if replica.reserved().is_none() {
-        return Stage::Release(purpose);
-    }
-    let held = condition::failing(replica.conditions(), ConditionType::Reclaimed);
-    let why = held.map_or_else(String::new, |held| format!(": {}", held.message));
-    let message = format!("node {node} removes its image of the volume{why}");
-    Stage::Wait(Explanation::new(Reason::RemovingImage, message))
-}
-
-/// Whether a volume can begin to move.
-pub(super) fn is_movable(volume: &PoolVolume) -> Result<(), Explanation> {
-    let refuse = |why: &str| Err(Explanation::new(Reason::NotMovable, why));
-    let Some(status) = volume
-        .status
-        .as_ref()
-        .filter(|it| it.epoch == volume.spec.epoch)
-    else {
-        return refuse("the volume's node has not reported it yet");
-    };
-    if volume.spec.deletion_requested {
-        return refuse("the deletion of the volume is requested");
-    }
-    match condition::find(&status.conditions, ConditionType::Ready) {
-        Some(ready) if ready.status == "True" && status.image.is_some() => Ok(()),
-        Some(ready) => refuse(&format!("the volume is not ready: {}", ready.message)),
-        None => refuse("the volume's node has not reported it yet"),
-    }
-}
-
-/// The bytes that a node has to reserve for the volume.
-pub(super) fn size_of(volume: &PoolVolume) -> Bytes {
-    volume.reserved().unwrap_or(volume.spec.size)
-}
-
-/// Why a replica has no room yet.
-fn unreserved(replica: &PoolReplica) -> Option<Explanation> {
-    if replica.reserved().is_some() {
-        return None;
-    }
-    let node = &replica.spec.node_name;
-    let refused = condition::failing(replica.conditions(), ConditionType::Admitted);
-    Some(refused.map_or_else(
-        || {
-            Explanation::new(
-                Reason::Pending,
-                format!("node {node} reserves room for the volume"),
-            )
-        },
-        |refused| {
-            let reason = Reason::parse(&refused.reason).unwrap_or(Reason::NoSpace);
-            Explanation::new(reason, format!("node {node}: {}", refused.message))
-        },
-    ))
-}
-
-/// Whether the source has closed the volume for this move.
-fn is_closed(volume: &PoolVolume, move_uid: &str) -> bool {
-    let status = volume
-        .status
-        .as_ref()
-        .filter(|it| it.epoch == volume.spec.epoch);
-    let fence = status.and_then(|it| it.fence.as_ref());
-    fence.is_some_and(|it| it.state == FenceState::Closed && it.move_uid == move_uid)
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub(super) enum Progress {
     /// It waits for its pods, or for room.
     Waiting,
     /// Both nodes have room for it.
+    Reserved,
+    /// Little of it is left to copy while pods use it.
     Prepared,
     /// Its copy is complete, or it has moved.
     Complete,
@@ -46,6 +48,10 @@ impl Companion {
         self.progress == Progress::Absent
     }
 
+    pub(super) fn is_reserved(&self) -> bool {
+        self.progress >= Progress::Reserved
+    }
+
     pub(super) fn is_prepared(&self) -> bool {
         self.progress >= Progress::Prepared
     }
@@ -66,7 +72,7 @@ impl fmt::Display for Companion {
             Progress::Waiting => {
                 write!(f, "volume {volume} moves together with this one, and waits")
             }
-            Progress::Prepared => {
+            Progress::Reserved | Progress::Prepared => {
                 write!(
                     f,
                     "volume {volume} moves together with this one, and is being copied"
@@ -108,9 +114,13 @@ fn progress(
         return Progress::Complete;
     }
     let is_reserved = |it: Option<&PoolReplica>| it.is_some_and(|it| it.reserved().is_some());
-    if is_reserved(retained) && is_reserved(incoming) {
+    if !is_reserved(retained) || !is_reserved(incoming) {
+        return Progress::Waiting;
+    }
+    let prepared = object.status.as_ref().and_then(|it| it.prepared.as_ref());
+    if is_declared || prepared.is_some_and(|it| it.settled) {
         Progress::Prepared
     } else {
-        Progress::Waiting
+        Progress::Reserved
     }
 }

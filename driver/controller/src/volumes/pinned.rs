@@ -7,7 +7,7 @@
 //!               collect ─▶ the snapshot that no volume waits for is removed
 //! ```
 //!
-//! *Invariant:* only snapshots with `spec.copiedFor` are removed, and none that a volume waits for. Users can
+//! *Invariant:* only snapshots with `spec.copiedFor` are removed, and none that a volume waits for or that is of a move. Users can
 //! neither list, restore nor delete them.
 
 use std::{sync::Arc, time::Duration};
@@ -134,6 +134,8 @@ impl Volumes {
             .await;
         let pinned: ObjectList<_> = pinned.map_err(failed(|| "list PoolSnapshots".to_owned()))?;
         let readable = pinned.items.into_iter().filter_map(|it| it.0.ok());
+        // The operator takes and removes those of volumes that move.
+        let readable = readable.filter(|snapshot| !snapshot.spec.is_of_move());
         stream::iter(readable)
             .for_each_concurrent(AT_ONCE, async |snapshot| {
                 if let Err(error) = self.remove_unneeded(&snapshot).await {

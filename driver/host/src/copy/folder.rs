@@ -20,7 +20,7 @@ pub struct IncomingCopy {
     /// Name of the image that is made of it.
     pub volume: Uid,
     /// UID of the move of that volume; none if the copy is of a snapshot, or nothing was written to it yet.
-    pub closed_for: Option<Uid>,
+    pub moved_by: Option<Uid>,
 }
 
 impl Pool {
@@ -28,14 +28,16 @@ impl Pool {
     /// while it is received or cloned. Does not change the copy of a volume that moves here
     /// ([`Self::remove_copy`]).
     pub fn remove_incoming(&self, volume: &Uid) -> Result<(), Error> {
-        self.remove_copy_if(volume, |closed_for| closed_for.is_none())
+        self.remove_copy_if(volume, |moved_by| moved_by.is_none())
     }
 
-    /// Removes the copy of a volume that was received for a move, and frees its space before it returns. Succeeds
-    /// when it does not exist; fails while it is received. Does not change a copy for something else, nor an image.
+    /// Removes the copy and the point of a volume that were received for a move, and frees their space before it
+    /// returns. Succeeds when they do not exist; fails while the copy is received. Does not change a copy for
+    /// something else, nor an image.
     pub fn remove_copy(&self, uid: &Uid, by: &Uid) -> Result<(), Error> {
         self.check()?;
-        self.remove_copy_if(uid, |closed_for| closed_for == Some(by))
+        self.remove_copy_if(uid, |moved_by| moved_by == Some(by))?;
+        self.remove_point(uid, by)
     }
 
     /// Removes any copy, to begin another one under its name.
@@ -58,7 +60,7 @@ impl Pool {
         };
         self.lock_incoming(&file, volume)?;
         match self.state_of(file.as_fd(), volume)? {
-            Some(state) if !is_it(state.original.closed_for.as_ref()) => Ok(()),
+            Some(state) if !is_it(state.moved_by()) => Ok(()),
             // Without a state, nothing was written to it.
             Some(_) | None => self.remove_locked(&file, volume),
         }
@@ -96,8 +98,8 @@ impl Pool {
                 continue;
             };
             let state = self.state_of(file.as_fd(), &volume)?;
-            let closed_for = state.and_then(|state| state.original.closed_for);
-            all.push(IncomingCopy { volume, closed_for });
+            let moved_by = state.and_then(|state| state.moved_by().cloned());
+            all.push(IncomingCopy { volume, moved_by });
         }
         Ok(all)
     }

@@ -12,7 +12,7 @@ use std::{
 use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Chunk, CopyRequest, Original};
+use super::{Chunk, CopyRequest, Original, point::Folder};
 use crate::{
     id::Uid,
     image::{Error, IDENTITY, Identity, failed},
@@ -33,6 +33,27 @@ const WRITE_BACK: u64 = 16 << 20;
 pub(super) struct State {
     pub(super) original: Original,
     synced: u64,
+    /// The move that a snapshot is copied for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    point_for: Option<Uid>,
+    /// Image of the point that the copy began with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<Uid>,
+}
+
+impl State {
+    /// UID of the move that the copy is for; none for the copy of a snapshot.
+    pub(super) fn moved_by(&self) -> Option<&Uid> {
+        self.point_for
+            .as_ref()
+            .or(self.original.closed_for.as_ref())
+    }
+
+    fn is_for(&self, request: &CopyRequest) -> bool {
+        self.original == request.original
+            && self.point_for == request.point_for
+            && self.base == request.base
+    }
 }
 
 /// A copy that is being received. Nobody else can write, use or remove it while this value lives.
@@ -40,6 +61,8 @@ pub(super) struct State {
 pub struct Incoming {
     system: Arc<dyn System>,
     file: OwnedFd,
+    /// The folder of the copy, if it becomes a point.
+    folder: Option<Folder>,
     /// Name of the pool, for messages.
     pool: String,
     request: CopyRequest,
@@ -53,12 +76,13 @@ pub struct Incoming {
 
 impl Pool {
     /// Begins to receive a copy, or goes on with one that was interrupted. A copy of something else under
-    /// this name is removed. Fails if it is received by another caller, if the pool has the volume itself
-    /// already, or if a step fails.
+    /// this name is removed, and so is a point of the volume that a copy for a move does not begin with. Fails if
+    /// it is received by another caller, if the pool has the volume itself already, if the point is missing that it
+    /// begins with, or if a step fails.
     pub fn receive(&self, request: &CopyRequest) -> Result<Incoming, Error> {
         self.check()?;
         let uid = &request.volume;
-        if request.original.identity.uid == *uid {
+        if request.moved_by().is_some() || request.original.identity.uid == *uid {
             self.refuse_volume(uid)?;
         }
         let mut incoming = match self.open_incoming(uid)? {
@@ -67,7 +91,8 @@ impl Pool {
         };
         if incoming.is_none() {
             self.remove_any_copy(uid)?;
-            let begun = self.begin_incoming(request);
+            let point = self.point_to_begin_with(request)?;
+            let begun = self.begin_incoming(request, point.as_ref().map(|it| it.as_fd()));
             incoming = Some(begun.map_err(|source| self.no_space_or("begin", uid, source.into()))?);
         }
         incoming.ok_or_else(|| self.missing(uid))
@@ -79,8 +104,13 @@ impl Pool {
         let state = read.map_err(failed("read the state of the copy", &request.volume))?;
         // A crash may have come before the state.
         let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
-        let same = state.filter(|state| state.original == request.original);
-        Ok(same.map(|state| self.incoming_of(file, request, state.synced)))
+        let Some(state) = state.filter(|state| state.is_for(request)) else {
+            return Ok(None);
+        };
+        let incoming = self.incoming_of(file, request, state.synced);
+        incoming
+            .map(Some)
+            .map_err(failed("open the copy", &request.volume))
     }
 
     /// The state of a copy; none if a crash came before it. Fails if it cannot be read or parsed.
@@ -97,7 +127,11 @@ impl Pool {
         read().map_err(failed("read the state of the copy", volume))
     }
 
-    fn begin_incoming(&self, request: &CopyRequest) -> io::Result<Incoming> {
+    fn begin_incoming(
+        &self,
+        request: &CopyRequest,
+        point: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Incoming> {
         let system = &*self.system;
         let folder = self.make_folder(INCOMING)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -109,24 +143,37 @@ impl Pool {
         if let Some(size) = request.extent_size {
             system.set_extent_size(file.as_fd(), size.bytes().0)?;
         }
+        if let Some(point) = point {
+            system.reflink(point, file.as_fd())?;
+        }
         system.truncate(file.as_fd(), request.original.size.0)?;
-        let incoming = self.incoming_of(file, request, 0);
+        // With the state, the disk says that the copy began with the point.
+        system.sync(file.as_fd())?;
+        let incoming = self.incoming_of(file, request, 0)?;
         system.set_attribute(incoming.file.as_fd(), STATE, &incoming.state()?)?;
         system.sync(incoming.file.as_fd())?;
         system.sync(folder.as_fd())?;
         Ok(incoming)
     }
 
-    fn incoming_of(&self, file: OwnedFd, request: &CopyRequest, written: u64) -> Incoming {
-        Incoming {
+    fn incoming_of(
+        &self,
+        file: OwnedFd,
+        request: &CopyRequest,
+        written: u64,
+    ) -> io::Result<Incoming> {
+        let folder = || self.open_folder(INCOMING).map(Folder);
+        let folder = request.point_for.is_some().then(folder).transpose()?;
+        Ok(Incoming {
             system: Arc::clone(&self.system),
             file,
+            folder,
             pool: self.to_string(),
             request: request.clone(),
             pool_uuid: self.filesystem_uuid(),
             written,
             begun: written,
-        }
+        })
     }
 }
 
@@ -136,24 +183,34 @@ impl Incoming {
         Bytes(self.written)
     }
 
-    /// Writes a chunk; what lies between it and the one before is a hole. Fails if it begins
-    /// before the end of the one before, or exceeds the original, or if the pool lacks space.
+    /// Writes a chunk. What lies between it and the one before is a hole, or as it is in the point that the copy
+    /// began with. Fails if it begins before the end of the one before, or exceeds the original, or if the pool
+    /// lacks space.
     pub fn write(&mut self, chunk: &Chunk) -> Result<(), Error> {
-        let end = chunk.offset.checked_add(chunk.data.len() as u64);
         let size = self.request.original.size.0;
+        let end = chunk.end();
         let Some(end) = end.filter(|end| *end <= size && chunk.offset >= self.written) else {
             let place = format!(
-                "{} bytes at {} do not follow the {} of {size} bytes that were written",
+                "{} bytes and {} zeros at {} do not follow the {} of {size} bytes that were written",
                 chunk.data.len(),
+                chunk.zeros,
                 chunk.offset,
                 self.written
             );
             let source = io::Error::new(io::ErrorKind::InvalidData, place);
             return Err(failed("write the copy", &self.request.volume)(source));
         };
-        let file = self.file.as_fd();
-        let written = self.system.write(file, chunk.offset, &chunk.data);
-        written.map_err(|source| self.failed("write the copy", source))?;
+        let (system, file) = (&*self.system, self.file.as_fd());
+        let write = || -> io::Result<()> {
+            if !chunk.data.is_empty() {
+                system.write(file, chunk.offset, &chunk.data)?;
+            }
+            if chunk.zeros > 0 {
+                system.punch(file, &(end - chunk.zeros..end))?;
+            }
+            Ok(())
+        };
+        write().map_err(|source| self.failed("write the copy", source))?;
         self.written = end;
         self.write_back()
     }
@@ -183,10 +240,14 @@ impl Incoming {
         Ok(())
     }
 
-    /// Completes the copy after its last chunk. Idempotent.
+    /// Completes the copy after its last chunk: it becomes the point of the volume, or can be opened. Idempotent.
     pub fn complete(mut self) -> Result<(), Error> {
         self.written = self.request.original.size.0;
         self.sync()?;
+        if let Some(folder) = &self.folder {
+            let kept = folder.keep(&*self.system, &self.request.volume);
+            return kept.map_err(|source| self.failed("keep the copy as a point", source));
+        }
         let identity = Identity {
             pool_uuid: self.pool_uuid,
             ..self.request.original.identity.clone()
@@ -202,6 +263,8 @@ impl Incoming {
         let state = State {
             original: self.request.original.clone(),
             synced: self.written,
+            point_for: self.request.point_for.clone(),
+            base: self.request.base.clone(),
         };
         serde_json::to_vec(&state).map_err(io::Error::other)
     }

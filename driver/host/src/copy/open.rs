@@ -13,7 +13,7 @@ use std::{
 
 use cistern_types::Provisioning;
 
-use super::incoming::STATE;
+use super::incoming::{STATE, State};
 use crate::{
     allocation,
     id::Uid,
@@ -37,6 +37,8 @@ impl Pool {
             (None, Some(copy)) => {
                 self.lock_incoming(&copy, uid)?;
                 self.verify_copy(copy.as_fd(), uid, (volume, by))?;
+                // From now on, the copy shares its blocks with nothing.
+                self.remove_point(uid, by)?;
                 self.complete_copy(copy.as_fd(), uid)?;
                 self.name_copy(copy.as_fd(), uid)
                     .map_err(failed("give the copy the name", uid))?;
@@ -141,10 +143,12 @@ impl Pool {
         let Some(copy) = self.open_incoming(uid)? else {
             return Ok(());
         };
-        match self.state_of(copy.as_fd(), uid)? {
-            Some(state) if state.original.identity.uid == *uid => Err(received(uid)),
-            Some(_) | None => Ok(()),
+        let is_own =
+            |state: State| state.original.identity.uid == *uid || state.moved_by().is_some();
+        if self.state_of(copy.as_fd(), uid)?.is_some_and(is_own) {
+            return Err(received(uid));
         }
+        Ok(())
     }
 }
 

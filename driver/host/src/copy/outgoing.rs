@@ -6,29 +6,55 @@ use super::{CHUNK, Chunk, Original};
 use crate::{
     changes::Changes,
     id::Uid,
-    image::{Error, IdentityConflict, failed, read::Reading},
+    image::{Error, IdentityConflict, Image, failed, read::Reading},
     pool::Pool,
 };
 
-/// Iterates over the data of an image. It is neither removed nor opened again while this value lives.
+/// Iterates over the data of an image, or over its differences from a base. Neither is removed nor opened again while
+/// this value lives.
 ///
 /// An item is empty when a part without data was passed, so that the caller can stop in between. After an
 /// error the iterator ends.
 #[derive(Debug)]
 pub struct Outgoing {
     original: Original,
+    base: Option<Uid>,
     /// None after the end.
     changes: Option<Changes>,
     /// What was found and is not read yet, in descending order.
-    found: Vec<Range<u64>>,
+    found: Vec<Found>,
+}
+
+/// A part of an image that is to be sent.
+#[derive(Clone, Debug)]
+enum Found {
+    /// It differs from the base. Where it holds data is not known yet.
+    Changed(Range<u64>),
+    Data(Range<u64>),
+    Hole(Range<u64>),
 }
 
 impl Pool {
     /// Opens a snapshot or a closed volume to send its data from an offset on. Fails if the image is missing
     /// or cannot be read, or is that of a volume that is not closed.
     pub fn send(&self, image: &Uid, from: u64) -> Result<Outgoing, Error> {
+        self.send_over(image, None, from)
+    }
+
+    /// Opens a snapshot or a closed volume to send only what differs from a base. The base is a snapshot of the same
+    /// volume; without it, all data is sent ([`Outgoing::base`]). Fails as [`Self::send`] does.
+    pub fn send_changes(&self, image: &Uid, base: &Uid, from: u64) -> Result<Outgoing, Error> {
+        self.send_over(image, Some(base), from)
+    }
+
+    fn send_over(&self, image: &Uid, base: Option<&Uid>, from: u64) -> Result<Outgoing, Error> {
         let (source, closed_for) = self.read_unchanging(image)?;
-        let changes = self.data_of(source, from);
+        let base = match base {
+            Some(base) => self.read_base(base, &source.image)?,
+            None => None,
+        };
+        let base_uid = base.as_ref().map(|base| base.image.uid.clone());
+        let changes = self.changes_of(source, base, from);
         let image = changes.image();
         let identity = image
             .identity
@@ -40,9 +66,25 @@ impl Pool {
                 size: image.size,
                 closed_for,
             },
+            base: base_uid,
             changes: Some(changes),
             found: Vec::new(),
         })
+    }
+
+    /// Opens the base of an image; none unless it is a snapshot of the same volume.
+    fn read_base(&self, base: &Uid, image: &Image) -> Result<Option<Reading>, Error> {
+        let volume = |image: &Image| {
+            let owner = &image.identity.as_ref()?.owner;
+            let record = owner.snapshot();
+            Some(record.map_or_else(|| image.uid.clone(), |record| record.source.clone()))
+        };
+        let is_base = |found: &Reading| {
+            let identity = found.image.identity.as_ref();
+            identity.is_some_and(|it| it.owner.snapshot().is_some())
+                && volume(&found.image) == volume(image)
+        };
+        Ok(self.read_image(base)?.filter(is_base))
     }
 
     /// Opens an image that never changes, and returns the UID of the move that it is closed for, if it is.
@@ -67,6 +109,11 @@ impl Outgoing {
         &self.original
     }
 
+    /// Returns the image that the differences are relative to; none if all data is sent.
+    pub fn base(&self) -> Option<&Uid> {
+        self.base.as_ref()
+    }
+
     /// Returns the UID of the move that the volume is closed for; none for a snapshot.
     pub fn closed_for(&self) -> Option<&Uid> {
         self.original.closed_for.as_ref()
@@ -78,9 +125,16 @@ impl Iterator for Outgoing {
 
     fn next(&mut self) -> Option<Self::Item> {
         let changes = self.changes.as_mut()?;
-        let Some(range) = self.found.pop() else {
+        let Some(found) = self.found.pop() else {
             match changes.next() {
-                Some(Ok(found)) => self.found.extend(found.into_iter().rev()),
+                Some(Ok(found)) => {
+                    let kind = if self.base.is_some() {
+                        Found::Changed
+                    } else {
+                        Found::Data
+                    };
+                    self.found.extend(found.into_iter().rev().map(kind));
+                }
                 ended => {
                     self.changes = None;
                     return ended.map(|error| error.map(|_| None));
@@ -88,21 +142,68 @@ impl Iterator for Outgoing {
             }
             return Some(Ok(None));
         };
-        let end = first_chunk(&range).end;
-        if end < range.end {
-            self.found.push(end..range.end);
-        }
-        let next = self.found.last().map(first_chunk);
-        let read = changes.read(&(range.start..end), next);
-        if read.is_err() {
+        let sent = match found {
+            Found::Changed(part) => self.split(part).map(|()| None),
+            Found::Hole(part) => Ok(Some(Chunk {
+                offset: part.start,
+                data: Vec::new(),
+                zeros: part.end - part.start,
+            })),
+            Found::Data(part) => self.read(part).map(Some),
+        };
+        if sent.is_err() {
             self.changes = None;
         }
-        Some(read.map(|data| {
-            Some(Chunk {
-                offset: range.start,
-                data,
-            })
-        }))
+        Some(sent)
+    }
+}
+
+impl Outgoing {
+    /// Finds out where a part that differs from the base holds data, as far as one read covers it.
+    fn split(&mut self, part: Range<u64>) -> Result<(), Error> {
+        let Some(changes) = &self.changes else {
+            return Ok(());
+        };
+        let uid = &self.original.identity.uid;
+        let split = changes.data_within(part.clone());
+        let (data, end) = split.map_err(failed("read the extents", uid))?;
+        let (mut parts, mut at) = (Vec::new(), part.start);
+        for range in data {
+            if at < range.start {
+                parts.push(Found::Hole(at..range.start));
+            }
+            at = range.end;
+            parts.push(Found::Data(range));
+        }
+        if at < end {
+            parts.push(Found::Hole(at..end));
+        }
+        if end < part.end {
+            parts.push(Found::Changed(end..part.end));
+        }
+        self.found.extend(parts.into_iter().rev());
+        Ok(())
+    }
+
+    /// Reads the first chunk of a part that holds data.
+    fn read(&mut self, part: Range<u64>) -> Result<Chunk, Error> {
+        let first = first_chunk(&part);
+        if first.end < part.end {
+            self.found.push(Found::Data(first.end..part.end));
+        }
+        let next = match self.found.last() {
+            Some(Found::Data(next)) => Some(first_chunk(next)),
+            Some(Found::Changed(_) | Found::Hole(_)) | None => None,
+        };
+        let data = match &self.changes {
+            Some(changes) => changes.read(&first, next)?,
+            None => Vec::new(),
+        };
+        Ok(Chunk {
+            offset: first.start,
+            data,
+            zeros: 0,
+        })
     }
 }
 

@@ -171,6 +171,10 @@ impl Files for FailAt {
         self.next()?.allocate(file, part)
     }
 
+    fn punch(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        self.next()?.punch(file, part)
+    }
+
     fn set_extent_size(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
         self.next()?.set_extent_size(file, size)
     }

@@ -165,6 +165,8 @@ pub trait Files {
     fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)>;
     /// Allocates space for a part of a file. The file grows if it was smaller.
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
+    /// Frees the space of a part of a file, which reads as zeros from then on.
+    fn punch(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
     /// Sets the unit in which XFS allocates space for an empty file, in bytes.
     fn set_extent_size(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
     /// Counts the extents of a file in a pool, in constant time.

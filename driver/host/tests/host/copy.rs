@@ -40,6 +40,8 @@ fn copy_of(source: &Pool, snapshot: &Image, volume: &ImageRequest) -> CopyReques
         volume: volume.uid.clone(),
         original: must(source.send(&snapshot.uid, 0)).original().clone(),
         extent_size: None,
+        point_for: None,
+        base: None,
     }
 }
 
@@ -225,6 +227,7 @@ fn chunks_out_of_order_or_beyond_the_end_are_refused() {
     let chunk = |offset| Chunk {
         offset,
         data: vec![1; 4096],
+        zeros: 0,
     };
     must(incoming.write(&chunk(8192)));
     for offset in [0, 8192, 8 << 20, (8 << 20) - 4095, u64::MAX] {
@@ -275,6 +278,7 @@ fn copies_that_are_received_at_the_same_time_lie_in_few_pieces() {
         let chunk = Chunk {
             offset: u64::from(number) << 20,
             data: vec![number + 1; CHUNK],
+            zeros: 0,
         };
         for incoming in &mut incoming {
             must(incoming.write(&chunk));

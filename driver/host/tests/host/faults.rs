@@ -177,6 +177,9 @@ fn loops_after(step: Step) -> usize {
         | Step::RemoveClosed
         | Step::PrepareCopy
         | Step::OpenCopy
+        | Step::PreparePass
+        | Step::Pass
+        | Step::DismissPass
         | Step::Remove => 1,
         Step::SnapshotFrozen
         | Step::Stage
@@ -209,7 +212,7 @@ fn reaches(machine: &Machine, expected: &str, what: &str) {
 fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
     if !matches!(
         step,
-        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore | Step::Receive
+        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore | Step::Receive | Step::Pass
     ) {
         return 1;
     }
@@ -520,6 +523,22 @@ fn walk_move(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
+/// A snapshot of a volume that is used while it moves here is copied over the one before.
+fn walk_pass(fault: Fault) {
+    let machine = Machine::new();
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    let anew = || {
+        no_fault(Step::DismissPass);
+        no_fault(Step::PreparePass);
+    };
+    walk(&machine, Step::Pass, fault, || expectation, anew);
+    no_fault(Step::DismissPass);
+    reaches(&machine, &empty, "nothing left");
+}
+
 /// A pool is created on a device, which is blank again each time.
 fn walk_device(fault: Fault) {
     let machine = Machine::new();
@@ -575,6 +594,16 @@ fn r15_an_error_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
 #[test]
 fn r2_death_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
     walk_move(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
+    walk_pass(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
+    walk_pass(Fault::Kill);
 }
 
 #[test]

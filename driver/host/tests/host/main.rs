@@ -38,6 +38,7 @@ mod ledger;
 mod moment;
 mod mounting;
 mod moved;
+mod passes;
 mod pool;
 mod power;
 mod replaced;

@@ -32,11 +32,11 @@ fn target() -> PoolDeclaration {
     }
 }
 
-fn open_target(machine: &Machine) -> Pool {
+pub(crate) fn open_target(machine: &Machine) -> Pool {
     must(machine.root().open_pool(&target(), Expectation::New))
 }
 
-fn target_path(machine: &Machine, folder: &str, image: &Uid) -> PathBuf {
+pub(crate) fn target_path(machine: &Machine, folder: &str, image: &Uid) -> PathBuf {
     let pool = machine.mount_point(&target());
     pool.join(folder).join(image.as_str())
 }
@@ -48,6 +48,8 @@ fn copy_request(source: &Pool, image: &Uid) -> CopyRequest {
         volume: image.clone(),
         original: sent.original().clone(),
         extent_size: Some(ExtentSize::Mib1),
+        point_for: None,
+        base: None,
     }
 }
 
@@ -229,6 +231,8 @@ fn a_copy_of_an_undone_move_is_neither_opened_nor_continued_by_the_next_one() {
         volume: uid.clone(),
         original: must(pool.send(uid, 0)).original().clone(),
         extent_size: None,
+        point_for: None,
+        base: None,
     };
     let mut incoming = must(other.receive(&request));
     assert_eq!(incoming.written(), Bytes::ZERO);
@@ -240,7 +244,7 @@ fn a_copy_of_an_undone_move_is_neither_opened_nor_continued_by_the_next_one() {
     must(other.remove_copy(uid, &the_move()));
     must(other.remove_incoming(uid));
     let listed = must(other.incoming());
-    assert_eq!(listed[0].closed_for, Some(another_move()));
+    assert_eq!(listed[0].moved_by, Some(another_move()));
     must(other.open_copy(uid, "pvc-a", &another_move()));
     let data = fs::read(target_path(&machine, "images", uid)).unwrap();
     assert_eq!(&data[6 << 20..][..5], b"later");
@@ -305,6 +309,8 @@ fn a_copy_of_something_else_than_its_volume_is_not_opened() {
         volume: image.uid.clone(),
         original: must(pool.send(&taken.uid, 0)).original().clone(),
         extent_size: None,
+        point_for: None,
+        base: None,
     };
     must(must(other.receive(&request)).complete());
     let error = other

@@ -1,6 +1,14 @@
 //! The lifecycle of a pool and a volume in steps, each of which can be repeated and undone.
 
-use std::{error::Error, fs, path::Path, sync::Arc, thread, time::Duration};
+use std::{
+    error::Error,
+    fs,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use cistern_host::{
@@ -85,6 +93,11 @@ pub(crate) enum Step {
     /// only into `OpenCopy`.
     PrepareCopy,
     OpenCopy,
+    /// Takes two snapshots of a raw block volume that moves, as if it were on another node, and copies the first one.
+    /// `Pass` copies the second one over it. Faults are injected only there.
+    PreparePass,
+    Pass,
+    DismissPass,
     /// Removes the volume.
     Remove,
     /// Removes the pool.
@@ -220,6 +233,9 @@ fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Err
     Ok(pool)
 }
 
+/// UID of the move.
+const MOVE: &str = "a1b2c3d4-0000-4000-8000-000000000001";
+
 /// Size to which both volumes grow.
 const GROWN: Bytes = Bytes::mib(340);
 
@@ -331,6 +347,9 @@ pub(crate) fn run(
         | Step::Receive
         | Step::RemoveRestored
         | Step::RemoveSource => restore(step, &root, &open_again(&root, expectation)?)?,
+        Step::PreparePass | Step::Pass | Step::DismissPass => {
+            pass(step, &root, &open_again(&root, expectation)?, folder)?;
+        }
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -365,6 +384,8 @@ fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
         volume: restored().uid,
         original: pool.send(&uid("uid-s"), 0)?.original().clone(),
         extent_size: None,
+        point_for: None,
+        base: None,
     };
     let mut incoming = pool.receive(&request)?;
     for chunk in pool.send(&uid("uid-s"), incoming.written().0)? {
@@ -375,6 +396,78 @@ fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
     }
     incoming.complete()?;
     pool.create_image(&restored())?;
+    Ok(())
+}
+
+/// Takes a step of a pass.
+fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let (by, [first, second]) = (uid(MOVE), ["uid-p", "uid-q"].map(uid));
+    match step {
+        Step::DismissPass => {
+            pool.remove_copy(&copied(), &by)?;
+            pool.remove_image(&first)?;
+            pool.remove_image(&second)?;
+            pool.remove_image(&device(folder).uid)?;
+        }
+        Step::PreparePass => {
+            pool.create_image(&device(folder))?;
+            for (name, byte) in [("p", 1), ("q", 2)] {
+                let path = path_in(folder, "images", device(folder).uid.as_str());
+                let file = fs::File::options().write(true).open(path)?;
+                let data = [byte; 8192];
+                file.write_all_at(&data, u64::from(byte) << 20)?;
+                file.write_all_at(&data, 4 << 20)?;
+                file.sync_all()?;
+                let member = snapshot_member(pool, &device(folder), name);
+                root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
+            }
+            receive_pass(pool, &first, None)?;
+        }
+        _ => {
+            if !pool.has_point(&copied(), &by, &second)? {
+                receive_pass(pool, &second, Some(&first))?;
+            }
+            let point = fs::read(path_in(folder, "incoming", &format!("{}.point", copied())))?;
+            if point != fs::read(path_in(folder, "images", second.as_str()))? {
+                return Err("the point differs from the snapshot".into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The name of the copy of the volume that moves.
+fn copied() -> Uid {
+    uid("uid-copied")
+}
+
+fn path_in(folder: &Path, part: &str, name: &str) -> PathBuf {
+    let of_pool = pool(Bytes::ZERO).uid;
+    folder.join(format!("root/pools/{of_pool}/{part}/{name}"))
+}
+
+/// Copies a snapshot in a pass, synced after each chunk.
+fn receive_pass(pool: &Pool, snapshot: &Uid, base: Option<&Uid>) -> Result<(), Box<dyn Error>> {
+    let request = CopyRequest {
+        volume: copied(),
+        original: pool.send(snapshot, 0)?.original().clone(),
+        extent_size: Some(ExtentSize::Mib1),
+        point_for: Some(uid(MOVE)),
+        base: base.cloned(),
+    };
+    let mut incoming = pool.receive(&request)?;
+    let from = incoming.written().0;
+    let chunks = match base {
+        Some(base) => pool.send_changes(snapshot, base, from)?,
+        None => pool.send(snapshot, from)?,
+    };
+    for chunk in chunks {
+        if let Some(chunk) = chunk? {
+            incoming.write(&chunk)?;
+            incoming.sync()?;
+        }
+    }
+    incoming.complete()?;
     Ok(())
 }
 
@@ -406,8 +499,7 @@ fn make_thick(pool: &Pool) -> Result<(), cistern_host::image::Error> {
 /// Makes the volume thin, and frees blocks as a discard inside the volume does.
 fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
     pool.provision(&volume().uid, Provisioning::Thin, &|_| {})?;
-    let (of_pool, image) = (self::pool(Bytes::ZERO).uid, volume().uid);
-    let path = folder.join(format!("root/pools/{of_pool}/images/{image}"));
+    let path = path_in(folder, "images", volume().uid.as_str());
     let file = std::fs::File::options().write(true).open(path)?;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, flags, 32 << 20, 8 << 20)?;
@@ -416,7 +508,7 @@ fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
 
 /// Takes a step of a move of the volume.
 fn move_volume(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
-    let (image, by) = (volume().uid, uid("a1b2c3d4-0000-4000-8000-000000000001"));
+    let (image, by) = (volume().uid, uid(MOVE));
     match step {
         Step::BeginClosing => pool.begin_closing(&image, &by)?,
         Step::Close => pool.close(&image, &by)?,
@@ -431,6 +523,8 @@ fn move_volume(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
                 volume: image.clone(),
                 original: sent.original().clone(),
                 extent_size: Some(ExtentSize::Mib1),
+                point_for: None,
+                base: None,
             };
             let chunks = sent.collect::<Result<Vec<_>, _>>()?;
             // The pool is that of the other node from now on.

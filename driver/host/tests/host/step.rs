@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 44] = [
+const STEPS: [Step; 47] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -63,6 +63,9 @@ const STEPS: [Step; 44] = [
     Step::RemoveClosed,
     Step::PrepareCopy,
     Step::OpenCopy,
+    Step::PreparePass,
+    Step::Pass,
+    Step::DismissPass,
     Step::Remove,
     Step::RemovePool,
 ];

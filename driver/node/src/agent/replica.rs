@@ -2,7 +2,7 @@
 //! away from.
 //!
 //! ```text
-//! Incoming: reserve ─▶ receive, once the volume is closed and an ImageTransfer permits it ─▶ complete
+//! Incoming: reserve ─▶ receive what an ImageTransfer permits: snapshots, in passes, and the closed volume ─▶ complete
 //! Retained: reserve
 //! deletion requested ─▶ ask the API server whether the volume needs the image ─▶ remove it
 //! ```
@@ -19,8 +19,10 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolReplica, PoolReplicaStatus, Reason, ReplicaPurpose};
-use cistern_host::Owner;
+use cistern_crds::{
+    Explanation, PoolReplica, PoolReplicaStatus, Reason, ReceivedSnapshot, ReplicaPurpose,
+};
+use cistern_host::{Owner, Uid};
 use kube::runtime::controller::Action;
 use tokio::time::sleep;
 
@@ -35,7 +37,7 @@ use super::{
 use crate::{
     blocking::on_host,
     image::{Difference, Image, ImageObject},
-    transfers::{self, NotCopied, Wanted},
+    transfers::{self, NotCopied, Received, Wanted},
 };
 
 /// How long a copy waits that is not permitted yet.
@@ -139,7 +141,10 @@ impl Reconciliation<'_, PoolReplica> {
         };
         let reported = Reconciliation::of(self.agent, &object);
         let (why, wait) = match received {
-            Ok(()) => return reported.end(ReplicaOutcome::Own(Own::Complete)).await,
+            Ok(Received::Complete) => {
+                return reported.end(ReplicaOutcome::Own(Own::Complete)).await;
+            }
+            Ok(Received::Snapshot { image, took }) => return reported.passed(&image, took).await,
             Err(NotCopied::Later(why)) if why.reason == Reason::Copying => (why, NOT_PERMITTED),
             Err(NotCopied::Later(why) | NotCopied::Gone(why)) => (why, NOT_COPIED),
         };
@@ -148,6 +153,26 @@ impl Reconciliation<'_, PoolReplica> {
             Some(_) => Ok(Action::requeue(wait)),
             None => Ok(Action::await_change()),
         }
+    }
+
+    /// Reports that the node has a complete copy of a snapshot. The next pass begins soon.
+    async fn passed(&self, image: &Uid, took: Option<Duration>) -> Result<Action, Error> {
+        let seconds = took.map(|took| u32::try_from(took.as_millis().div_ceil(1000)));
+        let received = ReceivedSnapshot {
+            image: image.to_string(),
+            received: (self.agent.node.now)(),
+            seconds: seconds.map(|seconds| seconds.unwrap_or(u32::MAX)),
+        };
+        let reported = self.object.received_snapshot();
+        if reported.is_none_or(|reported| reported.image != received.image) {
+            let (replica, seconds) = (&self.name, received.seconds);
+            tracing::info!(replica, %image, seconds, "a snapshot of the volume was copied");
+            let passed = ReplicaOutcome::Own(Own::Passed(received));
+            if self.write(&passed).await?.is_none() {
+                return Ok(Action::await_change());
+            }
+        }
+        Ok(Action::requeue(NOT_PERMITTED))
     }
 
     /// Waits for a copy and reports its progress. Returns the object as it was last written; None if another client

@@ -163,7 +163,7 @@ impl Reconciliation<'_, PoolVolume> {
         };
         let reported = Reconciliation::of(self.agent, &object);
         match received {
-            Ok(()) => Box::pin(reported.prepare_here(VolumeStep::Make)).await,
+            Ok(_) => Box::pin(reported.prepare_here(VolumeStep::Make)).await,
             Err(NotCopied::Later(why)) => reported.copy_later(why).await,
             Err(NotCopied::Gone(why)) => {
                 let (pool, uid) = (usable.pool, image::name_of(&object));

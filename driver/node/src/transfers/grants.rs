@@ -135,6 +135,7 @@ mod tests {
                 snapshot_name: Some("s".to_owned()),
                 move_uid: None,
                 image: "u".to_owned(),
+                base_image: None,
                 volume_name: name.to_owned(),
                 purpose: TransferPurpose::Restore,
             },

@@ -1,13 +1,16 @@
 //! Receives the copy of a snapshot for a new volume, or of a volume that moves here. A clone of a volume on another
-//! node is copied from a snapshot of it.
+//! node is copied from a snapshot of it, and so is a volume that is used while it moves, in passes.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::Explanation;
+use cistern_crds::{Bytes, Explanation};
 use cistern_host::{
-    Pool,
+    Pool, Uid,
     copy::{Chunk, CopyRequest, Incoming},
     image,
 };
@@ -18,7 +21,7 @@ use tokio::sync::mpsc;
 use super::{
     copies::RunningCopy,
     route::{NotCopied, explanation, failed, route, unreachable},
-    wanted::Wanted,
+    wanted::{Origin, Wanted},
 };
 use crate::{agent::Agent, blocking::on_host, locks::VolumeGuard};
 
@@ -27,18 +30,53 @@ const SYNCED: u64 = 64 << 20;
 /// Chunks that wait to be written.
 const QUEUED: usize = 2;
 
+/// What this node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A complete copy: nothing more has to be received.
+    Complete,
+    /// A complete copy of a snapshot of a volume that moves here.
+    Snapshot {
+        /// Name of its image.
+        image: Uid,
+        /// How long the pass took; None if it was interrupted.
+        took: Option<Duration>,
+    },
+}
+
+/// What a pass begins with.
+enum Held {
+    /// The copy that it would make is there.
+    All,
+    /// The copy of this image, or nothing.
+    Base(Option<Uid>),
+}
+
 /// Receives a copy, unless it is complete, or the snapshot is in this node's pools meanwhile. A complete copy needs
 /// no source.
 pub async fn receive(
     agent: &Agent,
     wanted: &Wanted,
     target: (Arc<Pool>, VolumeGuard),
-) -> Result<(), NotCopied> {
+) -> Result<Received, NotCopied> {
     let received = receive_rest(agent, wanted, target).await;
-    if received.is_ok() {
+    if matches!(received, Ok(Received::Complete)) {
         agent.transfers.copies.complete(&wanted.volume);
     }
     received
+}
+
+/// What the pool has of a volume that moves here. Blocks.
+fn held(pool: &Pool, wanted: &Wanted, by: &Uid) -> Result<Held, image::Error> {
+    if matches!(wanted.origin, Origin::Pass { .. })
+        && pool.has_point(&wanted.copy, by, &wanted.image)?
+    {
+        return Ok(Held::All);
+    }
+    let point = pool.point(&wanted.copy, by)?;
+    Ok(Held::Base(
+        point.filter(|it| Some(it) == wanted.base.as_ref()),
+    ))
 }
 
 /// Receives what is left of a copy.
@@ -46,24 +84,44 @@ async fn receive_rest(
     agent: &Agent,
     wanted: &Wanted,
     (pool, guard): (Arc<Pool>, VolumeGuard),
-) -> Result<(), NotCopied> {
+) -> Result<Received, NotCopied> {
     let (found_in, sought) = (Arc::clone(&pool), wanted.clone());
     let is_received = on_host((), move || sought.is_received(&found_in)).await;
     let is_received = is_received
         .map_err(|error| failed(&error))?
         .map_err(|error| failed(&error))?;
     if is_received {
-        return Ok(());
+        return Ok(Received::Complete);
     }
     let Some(route) = route(agent, wanted).await? else {
-        return Ok(());
+        return Ok(Received::Complete);
     };
+    let permitted = wanted.permitted_by(&route.transfer);
+    let wanted = &permitted.map_err(|error| failed(&error))?;
+    let by = wanted.moved_by().map_err(|error| failed(&error))?;
+    let mut base = None;
+    if let Some(by) = &by {
+        let (found_in, sought, by) = (Arc::clone(&pool), wanted.clone(), by.clone());
+        let held = on_host((), move || held(&found_in, &sought, &by)).await;
+        let held = held
+            .map_err(|error| failed(&error))?
+            .map_err(|error| failed(&error))?;
+        match held {
+            Held::All => {
+                let (image, took) = (wanted.image.clone(), None);
+                return Ok(Received::Snapshot { image, took });
+            }
+            Held::Base(held) => base = held,
+        }
+    }
     let queued = agent.transfers.copies.queue(&wanted.volume);
     let _slot = agent.transfers.receiving.acquire().await;
     drop(queued);
     let unreachable = |why: &str| unreachable(&route.node, wanted, why);
     let peer = (route.address, route.key);
-    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume).await;
+    let began = Instant::now();
+    let base = base.as_ref().map(Uid::as_str);
+    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, base).await;
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
     let original = fetch.original().clone();
     if !wanted.is_offered(&original) {
@@ -76,10 +134,14 @@ async fn receive_rest(
         ));
     }
     let size = original.size;
+    let is_pass = matches!(wanted.origin, Origin::Pass { .. });
+    let base = fetch.base().map(str::parse);
     let request = CopyRequest {
         volume: wanted.copy.clone(),
         original,
         extent_size: wanted.extent_size,
+        point_for: by.filter(|_| is_pass),
+        base: base.transpose().map_err(|error| failed(&error))?,
     };
     let opened = on_host((), move || pool.receive(&request)).await;
     let incoming = opened
@@ -97,7 +159,11 @@ async fn receive_rest(
         "a copy begins"
     );
     match copied(fetch, incoming, copy, now, guard).await {
-        Ok(()) => Ok(()),
+        Ok(()) if is_pass => Ok(Received::Snapshot {
+            image: wanted.image.clone(),
+            took: (extent.0 == Bytes::ZERO).then(|| began.elapsed()),
+        }),
+        Ok(()) => Ok(Received::Complete),
         Err(Ended::Source(error)) => Err(unreachable(&Chain(&error).to_string())),
         Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
     }

@@ -3,7 +3,9 @@
 use std::{net::SocketAddr, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::{Explanation, HasImage as _, ImageTransfer, PoolSnapshot, Reason, StorageNode};
+use cistern_crds::{
+    Explanation, HasImage as _, ImageTransfer, ImageTransferSpec, PoolSnapshot, Reason, StorageNode,
+};
 use cistern_transfer::PublicKey;
 use kube::Api;
 use serde::de::DeserializeOwned;
@@ -36,6 +38,8 @@ pub(super) struct Route {
     pub(super) address: SocketAddr,
     /// Its key.
     pub(super) key: PublicKey,
+    /// What it may send.
+    pub(super) transfer: ImageTransferSpec,
 }
 
 /// Where an image is copied from; None if the snapshot is on this node meanwhile. Fails while the copy is not
@@ -44,7 +48,7 @@ pub(super) async fn route(agent: &Agent, wanted: &Wanted) -> Result<Option<Route
     let (client, here) = (&agent.transfers.client, &agent.node.name);
     let home = match &wanted.origin {
         Origin::Snapshot { name, .. } => Some(node_of(client, name, wanted).await?),
-        Origin::Move { .. } => None,
+        Origin::Move { .. } | Origin::Pass { .. } => None,
     };
     if home.as_ref() == Some(here) {
         return Ok(None);
@@ -64,7 +68,8 @@ pub(super) async fn route(agent: &Agent, wanted: &Wanted) -> Result<Option<Route
         );
         return Err(NotCopied::Later(Explanation::new(Reason::Copying, message)));
     };
-    let node = transfer.spec.source_node;
+    let transfer = transfer.spec;
+    let node = transfer.source_node.clone();
     let unreachable = |why: &str| unreachable(&node, wanted, why);
     let Some(peer) = get::<StorageNode>(client, &node).await? else {
         return Err(unreachable("it has no StorageNode"));
@@ -73,7 +78,12 @@ pub(super) async fn route(agent: &Agent, wanted: &Wanted) -> Result<Option<Route
     let address = address.and_then(|address| address.parse().ok());
     let address = address.ok_or_else(|| unreachable("its node plugin has no address"))?;
     let key = key_of(&peer).ok_or_else(|| unreachable("its node plugin has published no key"))?;
-    Ok(Some(Route { node, address, key }))
+    Ok(Some(Route {
+        node,
+        address,
+        key,
+        transfer,
+    }))
 }
 
 /// The node that has a snapshot. Fails if the snapshot is gone, or is another one of this name.

@@ -31,7 +31,7 @@ impl Sending {
         Self { agent, snapshots }
     }
 
-    async fn open(&self, transfer: &str, from: u64) -> Result<Opened, Refused> {
+    async fn open(&self, transfer: &str, base: Option<&str>, from: u64) -> Result<Opened, Refused> {
         let unavailable = |error: &(dyn std::error::Error + 'static)| {
             Refused::Unavailable(Chain(error).to_string())
         };
@@ -54,15 +54,25 @@ impl Sending {
             let why = crate::metadata::NotReady::from(why);
             unavailable(&why)
         })?;
-        let opened = on_host((), move || pool.send(&image, from)).await;
+        // Nothing else may be compared with the image: the answer says where they differ.
+        let base = base.filter(|base| spec.base_image.as_deref() == Some(base));
+        let base = base.and_then(|base| base.parse().ok());
+        let send = move || match base {
+            Some(base) => pool.send_changes(&image, &base, from),
+            None => pool.send(&image, from),
+        };
+        let opened = on_host((), send).await;
         let outgoing = opened
             .map_err(|error| unavailable(&error))?
             .map_err(|error| unavailable(&error))?;
-        if outgoing.closed_for().map(Uid::as_str) != spec.move_uid.as_deref() {
+        // A snapshot is closed for nothing, also if it was taken for a move.
+        let closed_for = spec.move_uid.filter(|_| spec.snapshot_name.is_none());
+        if outgoing.closed_for().map(Uid::as_str) != closed_for.as_deref() {
             return Err(Refused::NotGranted);
         }
         Ok(Opened {
             original: outgoing.original().clone(),
+            base: outgoing.base().map(ToString::to_string),
             data: data(outgoing, self.agent.transfers.sent.clone()),
         })
     }
@@ -88,13 +98,20 @@ impl Source for Sending {
         self.agent.transfers.grants.admit(key)
     }
 
-    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
+    fn grants(&self, key: &PublicKey, transfer: &str, image: Option<&str>) -> bool {
         let grant = self.agent.transfers.grants.get(transfer);
-        grant.is_some_and(|grant| grant.key == *key)
+        grant.is_some_and(|grant| {
+            grant.key == *key && image.is_none_or(|image| grant.spec.image == image)
+        })
     }
 
-    fn open<'a>(&'a self, transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
-        self.open(transfer, from).boxed()
+    fn open<'a>(
+        &'a self,
+        transfer: &'a str,
+        base: Option<&'a str>,
+        from: u64,
+    ) -> BoxFuture<'a, Result<Opened, Refused>> {
+        self.open(transfer, base, from).boxed()
     }
 }
 

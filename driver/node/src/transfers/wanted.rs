@@ -1,10 +1,11 @@
-//! What a node receives: the snapshot for a new volume, or a volume that moves here. Pure.
+//! What a node receives: the snapshot for a new volume, or a volume that moves here, and snapshots of it before that.
+//! Pure.
 
 use cistern_crds::{
     Bytes, ContentSource, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica, PoolVolume,
     SourceKind, TransferPurpose,
 };
-use cistern_host::{InvalidUid, Pool, Uid, copy::Original, image};
+use cistern_host::{InvalidUid, Pool, SnapshotRecord, Uid, copy::Original, image};
 use kube::ResourceExt as _;
 
 use crate::image::name_of;
@@ -18,6 +19,9 @@ pub struct Wanted {
     pub(super) copy: Uid,
     /// Name of the image that is copied.
     pub(super) image: Uid,
+    /// Name of the image that the permission names as base. Only differences from it are sent if this node has a
+    /// complete copy of it.
+    pub(super) base: Option<Uid>,
     /// Bytes that are reserved for it.
     pub(super) reserved: Bytes,
     /// The extent size hint of a volume that moves.
@@ -41,6 +45,13 @@ pub(super) enum Origin {
         /// UID of the VolumeMove.
         uid: String,
     },
+    /// A snapshot of a volume that is used while it moves.
+    Pass {
+        /// Name of the PoolSnapshot.
+        snapshot: String,
+        /// UID of the VolumeMove.
+        uid: String,
+    },
 }
 
 impl Wanted {
@@ -54,6 +65,7 @@ impl Wanted {
             volume: volume.name_any(),
             copy: name_of(volume)?,
             image: source.image.parse()?,
+            base: None,
             reserved: volume.reserved().unwrap_or_default(),
             extent_size: None,
             origin: Origin::Snapshot {
@@ -71,12 +83,41 @@ impl Wanted {
             volume: spec.volume_name.clone(),
             copy: image.clone(),
             image,
+            base: None,
             reserved: spec.size,
             extent_size: spec.extent_size,
             origin: Origin::Move {
                 uid: spec.move_uid.clone(),
             },
         })
+    }
+
+    /// The copy that a transfer permits, of those that a move needs. Fails if the transfer has an invalid UID.
+    pub(super) fn permitted_by(&self, transfer: &ImageTransferSpec) -> Result<Self, InvalidUid> {
+        let Origin::Move { uid } = &self.origin else {
+            return Ok(self.clone());
+        };
+        let base = transfer.base_image.as_ref().map(|it| it.parse());
+        let mut permitted = Self {
+            image: transfer.image.parse()?,
+            base: base.transpose()?,
+            ..self.clone()
+        };
+        if let Some(snapshot) = &transfer.snapshot_name {
+            permitted.origin = Origin::Pass {
+                snapshot: snapshot.clone(),
+                uid: uid.clone(),
+            };
+        }
+        Ok(permitted)
+    }
+
+    /// UID of the move that the copy is for; none for the copy of a snapshot for a new volume. Fails if it is invalid.
+    pub(super) fn moved_by(&self) -> Result<Option<Uid>, InvalidUid> {
+        match &self.origin {
+            Origin::Snapshot { .. } => Ok(None),
+            Origin::Move { uid } | Origin::Pass { uid, .. } => uid.parse().map(Some),
+        }
     }
 
     /// Whether nothing more has to be received. Fails if the pool cannot be read, or while the copy is received.
@@ -89,7 +130,7 @@ impl Wanted {
     pub(super) fn name(&self) -> String {
         match &self.origin {
             Origin::Snapshot { name, .. } => format!("snapshot {name}"),
-            Origin::Move { .. } => format!("volume {}", self.volume),
+            Origin::Move { .. } | Origin::Pass { .. } => format!("volume {}", self.volume),
         }
     }
 
@@ -103,22 +144,29 @@ impl Wanted {
                 }
             },
             Origin::Move { .. } => format!("the volume on node {node}"),
+            Origin::Pass { .. } if self.base.is_some() => {
+                format!("what has changed in the volume on node {node}")
+            }
+            Origin::Pass { .. } => format!("the volume on node {node}, which is in use,"),
         }
     }
 
     /// Whether a transfer permits this copy to a node.
     pub(super) fn is_permitted(&self, transfer: &ImageTransferSpec, node: &str) -> bool {
+        let is_image = transfer.image == self.image.as_str();
         let is_it = match &self.origin {
             Origin::Snapshot { name, .. } => {
                 transfer.purpose == TransferPurpose::Restore
                     && transfer.snapshot_name.as_deref() == Some(name)
+                    && is_image
             }
-            Origin::Move { uid } => {
+            Origin::Move { uid } | Origin::Pass { uid, .. } => {
                 transfer.purpose == TransferPurpose::Move
                     && transfer.move_uid.as_deref() == Some(uid)
+                    && (is_image || transfer.snapshot_name.is_some())
             }
         };
-        is_it && transfer.target_node == node && transfer.image == self.image.as_str()
+        is_it && transfer.target_node == node
     }
 
     /// Whether an image that is offered is the one that is wanted.
@@ -128,6 +176,12 @@ impl Wanted {
         let is_kind = match &self.origin {
             Origin::Snapshot { .. } => owner.snapshot().is_some() && closed_for.is_none(),
             Origin::Move { uid } => owner.volume() == Some(&self.volume) && closed_for == Some(uid),
+            Origin::Pass { .. } => {
+                let is_of_volume = |record: &SnapshotRecord| {
+                    record.volume == self.volume && record.source == self.copy
+                };
+                owner.snapshot().is_some_and(is_of_volume) && closed_for.is_none()
+            }
         };
         is_kind && original.identity.uid == self.image
     }

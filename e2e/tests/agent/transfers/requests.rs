@@ -55,9 +55,19 @@ async fn seen(source: &Fixture) -> (SocketAddr, PublicKey) {
 
 /// How a source answers a request for all data from an offset.
 async fn answer(
-    (address, key): (SocketAddr, PublicKey),
+    peer: (SocketAddr, PublicKey),
     keys: &KeyPair,
     transfer: &str,
+    from: u64,
+) -> Result<Vec<Chunk>, String> {
+    answer_over(peer, keys, (transfer, None), from).await
+}
+
+/// How a source answers a request for what differs from a base.
+async fn answer_over(
+    (address, key): (SocketAddr, PublicKey),
+    keys: &KeyPair,
+    (transfer, base): (&str, Option<&str>),
     from: u64,
 ) -> Result<Vec<Chunk>, String> {
     let said = |error: Error| match error {
@@ -66,7 +76,9 @@ async fn answer(
         }
         other => other.to_string(),
     };
-    let fetched = fetch(keys, (address, key), transfer).await.map_err(said)?;
+    let fetched = fetch(keys, (address, key), transfer, base)
+        .await
+        .map_err(said)?;
     let mut chunks = fetched.read(from).await.map_err(said)?;
     let mut all = Vec::new();
     while let Some(chunk) = chunks.next().await {
@@ -99,13 +111,12 @@ async fn with_a_snapshot() -> (Fixture, PoolSnapshot, PoolVolume) {
     (source, snapshot, volume)
 }
 
-#[tokio::test]
-async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_else() {
-    let (source, snapshot, volume) = with_a_snapshot().await;
-    let hidden = source.snapshot("hidden", &volume).await;
-    let nodes: Api<StorageNode> = Api::all(source.volumes.clone().into_client());
-    let permitted = Peer::start(&nodes, "agent-transfer-permitted").await;
-    let other = Peer::start(&nodes, "agent-transfer-other").await;
+/// Permits copies of a snapshot, and of another one that is hidden, to one node and to another.
+async fn permit_all(
+    source: &Fixture,
+    [snapshot, hidden]: [&PoolSnapshot; 2],
+    [permitted, other]: [&Peer; 2],
+) {
     let permit = async |name: &str, change: &dyn Fn(&mut ImageTransferSpec)| {
         let mut spec = ImageTransferSpec {
             source_node: source.name.clone(),
@@ -113,22 +124,29 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
             snapshot_name: Some(snapshot.name_any()),
             move_uid: None,
             image: snapshot.uid().unwrap(),
+            base_image: None,
             volume_name: name.to_owned(),
             purpose: TransferPurpose::Restore,
         };
         change(&mut spec);
         let transfer = ImageTransfer::new(name, spec);
-        let api = transfers(&source);
+        let api = transfers(source);
         api.create(&PostParams::default(), &transfer).await.unwrap();
     };
     permit("asked-mine", &|_| {}).await;
     permit("asked-theirs", &|it| it.target_node.clone_from(&other.name)).await;
     permit("asked-elsewhere", &|it| {
-        it.source_node = "another".to_owned();
+        "another".clone_into(&mut it.source_node);
     })
     .await;
     permit("asked-image", &|it| {
         it.image = hidden.uid().unwrap();
+    })
+    .await;
+    permit("asked-changes", &|it| {
+        it.purpose = TransferPurpose::Move;
+        it.move_uid = Some("move-1".to_owned());
+        it.base_image = hidden.uid();
     })
     .await;
     permit("asked-nothing", &|it| {
@@ -136,9 +154,39 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
     })
     .await;
     permit("asked-absent", &|it| {
-        it.target_node = "none".to_owned();
+        "none".clone_into(&mut it.target_node);
     })
     .await;
+}
+
+/// Only what is named as the base is compared: otherwise the answer would tell what the images share.
+async fn refuses_other_bases(
+    peer: (SocketAddr, PublicKey),
+    permitted: &Peer,
+    hidden: &PoolSnapshot,
+) {
+    let hidden = hidden.uid().unwrap();
+    for (transfer, base, chunks) in [
+        ("asked-changes", hidden.as_str(), 0),
+        ("asked-changes", "none", 3),
+        ("asked-mine", hidden.as_str(), 3),
+    ] {
+        let changes = eventually("the changes", SOON, async || {
+            answer_over(peer, &permitted.keys, (transfer, Some(base)), 0).await
+        })
+        .await;
+        assert_eq!(changes.len(), chunks, "{transfer} {base}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_else() {
+    let (source, snapshot, volume) = with_a_snapshot().await;
+    let hidden = source.snapshot("hidden", &volume).await;
+    let nodes: Api<StorageNode> = Api::all(source.volumes.clone().into_client());
+    let permitted = Peer::start(&nodes, "agent-transfer-permitted").await;
+    let other = Peer::start(&nodes, "agent-transfer-other").await;
+    permit_all(&source, [&snapshot, &hidden], [&permitted, &other]).await;
 
     let peer = seen(&source).await;
     let data = eventually("the data", SOON, async || {
@@ -151,6 +199,8 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
         answer(peer, &other.keys, "asked-theirs", 0).await
     })
     .await;
+
+    refuses_other_bases(peer, &permitted, &hidden).await;
 
     let denied = "PermissionDenied";
     let long = "a".repeat(1 << 20);
@@ -193,7 +243,16 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
     until_refused("the end of the old key", peer, &permitted.keys).await;
     assert_eq!(answer(peer, &renewed, "asked-mine", 0).await, Ok(data));
     let (api, parameters) = (transfers(&source), DeleteParams::default());
-    for transfer in ["mine", "theirs", "elsewhere", "image", "nothing", "absent"] {
+    let names = [
+        "mine",
+        "theirs",
+        "elsewhere",
+        "image",
+        "changes",
+        "nothing",
+        "absent",
+    ];
+    for transfer in names {
         let name = format!("asked-{transfer}");
         api.delete(&name, &parameters).await.unwrap();
     }

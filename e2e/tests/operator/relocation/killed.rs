@@ -2,22 +2,24 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cistern_crds::{ConditionType, HasImage as _, PoolVolume, condition, names};
-use cistern_e2e::{Driver, eventually, process::output, requests::single_node_writer};
-use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
+use cistern_crds::{ConditionType, PoolVolume, condition};
+use cistern_e2e::{Driver, eventually};
 use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::nodes::{Nodes, SOON, is_ready};
+use super::{
+    kubelet::{SUMS, evicted, shell, stage, unstage},
+    nodes::{Nodes, SOON, is_ready},
+};
 use crate::{cluster::Cluster, objects::delete};
 
 /// Number of moves without `CISTERN_MOVE_ROUNDS`.
 const ROUNDS: u64 = 5;
+/// Name of the pod that uses the volume.
+const USER: &str = "user";
 /// How long a round kills processes.
 const KILLING: Duration = Duration::from_secs(6);
-/// Timeout of a script on a node.
-const SCRIPT: Duration = Duration::from_secs(30);
 
 /// A number from the environment.
 #[expect(clippy::disallowed_methods, reason = "a test has no config.rs")]
@@ -55,8 +57,9 @@ struct Interrupted<'a, 'b> {
 
 impl Interrupted<'_, '_> {
     /// Kills and restarts processes until the volume has moved, the move has ended, or the time is over. Deletes the
-    /// VolumeMove at a random time if it is to be undone.
-    async fn move_volume(&mut self, volume: &str, undo: bool) {
+    /// VolumeMove at a random time if it is to be undone. Ends the pod on the first of the two nodes if it is evicted.
+    async fn move_volume(&mut self, volume: &PoolVolume, undo: bool) {
+        let name = volume.name_any();
         let began = Instant::now();
         let undo_after = Duration::from_millis(self.random.below(4000));
         let mut is_undone = !undo;
@@ -67,12 +70,13 @@ impl Interrupted<'_, '_> {
                 let _ = self
                     .nodes
                     .moves()
-                    .delete(volume, &kube::api::DeleteParams::default())
+                    .delete(&name, &kube::api::DeleteParams::default())
                     .await;
                 is_undone = true;
             }
             self.kill_one().await;
-            if self.has_arrived(volume).await {
+            evicted(self.nodes, self.nodes.node_of(volume), (USER, volume)).await;
+            if self.has_arrived(&name).await {
                 return;
             }
         }
@@ -109,41 +113,6 @@ async fn restart(driver: &mut Driver) {
     driver.start_node().await;
 }
 
-/// Stages the volume on a node, as kubelet does.
-async fn stage(driver: &Driver, volume: &PoolVolume) -> Result<(), tonic::Status> {
-    let staging = driver.kubelet_root().join("staging");
-    std::fs::create_dir_all(&staging).unwrap();
-    let image = volume.image().unwrap().uid.clone();
-    let request = NodeStageVolumeRequest {
-        volume_id: volume.name_any(),
-        staging_target_path: staging.to_str().unwrap().to_owned(),
-        volume_capability: Some(single_node_writer()),
-        volume_context: [(names::IMAGE_CONTEXT.to_owned(), image)].into(),
-        ..NodeStageVolumeRequest::default()
-    };
-    let mut client = driver.node_client().await;
-    client.node_stage_volume(request).await.map(drop)
-}
-
-async fn unstage(driver: &Driver, volume: &PoolVolume) {
-    let staging = driver.kubelet_root().join("staging");
-    let request = NodeUnstageVolumeRequest {
-        volume_id: volume.name_any(),
-        staging_target_path: staging.to_str().unwrap().to_owned(),
-    };
-    let mut client = driver.node_client().await;
-    client.node_unstage_volume(request).await.unwrap();
-}
-
-/// Runs a script with the staged volume as its argument.
-async fn shell(driver: &Driver, script: &str) -> String {
-    let mut command = driver.command_on_node("sh");
-    command
-        .args(["-euc", script, "sh"])
-        .arg(driver.kubelet_root().join("staging"));
-    output(command, SCRIPT).await
-}
-
 /// Stages the volume where its spec names it, checks what was written before, and writes more. No other node stages
 /// it.
 async fn use_volume(nodes: &Nodes<'_>, volume: &PoolVolume, written: &str) -> String {
@@ -159,69 +128,77 @@ async fn use_volume(nodes: &Nodes<'_>, volume: &PoolVolume, written: &str) -> St
     })
     .await;
     stage(there, volume).await.unwrap_err();
-    let sums = "cd $1 && find . -type f | sort | xargs -r sha256sum";
-    assert_eq!(shell(here, sums).await, written);
+    assert_eq!(shell(here, SUMS).await, written);
     let write = "dd if=/dev/urandom of=$1/data bs=1M count=40 conv=fsync status=none";
     shell(here, write).await;
-    let written = shell(here, sums).await;
+    let written = shell(here, SUMS).await;
     unstage(here, volume).await;
     written
 }
 
-#[tokio::test]
-async fn r2_a_volume_moves_or_stays_whole_whatever_is_killed_meanwhile() {
-    const VOLUME: &str = "killed-v";
+/// Moves a volume to and fro while processes are killed. If `cutover` is not `WhenUnused`, a pod uses it meanwhile.
+async fn move_while_processes_are_killed(pool: &str, name: &str, cutover: &str) {
     let mut random = Random::new();
     let mut cluster = Cluster::start().await;
     // Some rounds end while the copy runs.
-    let mut nodes = Nodes::start(&cluster, "killed", 32 << 20).await;
-    let mut volume = nodes.add_volume(VOLUME).await;
+    let mut nodes = Nodes::start(&cluster, pool, 32 << 20).await;
+    let mut volume = nodes.add_volume(name).await;
     let mut written = use_volume(&nodes, &volume, "").await;
     let rounds = given("CISTERN_MOVE_ROUNDS").unwrap_or(ROUNDS);
     let mut moved = 0;
     for round in 1..=rounds {
         let from = volume.spec.node_name.clone();
-        let to = nodes
-            .names
-            .iter()
-            .find(|name| **name != from)
-            .unwrap()
-            .clone();
-        nodes.move_volume(VOLUME, json!({"toNode": to})).await;
+        let mut names = nodes.names.iter();
+        let to = names.find(|name| **name != from).unwrap().clone();
+        if cutover != "WhenUnused" {
+            stage(nodes.node_of(&volume), &volume).await.unwrap();
+            nodes.add_pod_of_set(USER, &from, &[name]).await;
+        }
+        let spec = json!({"toNode": to, "cutover": cutover});
+        nodes.move_volume(name, spec).await;
         let undo = random.below(3) == 0;
         let mut interrupted = Interrupted {
             cluster: &mut cluster,
             nodes: &mut nodes,
             random: &mut random,
         };
-        interrupted.move_volume(VOLUME, undo).await;
+        interrupted.move_volume(&volume, undo).await;
         // A pod on the new node ends the move.
         eventually("the move to end", SOON, async || {
-            let found = nodes.moves().get_opt(VOLUME).await.unwrap();
-            let Some(found) = found else {
+            let Some(found) = nodes.moves().get_opt(name).await.unwrap() else {
                 return Ok(());
             };
-            let volume = nodes.api.volumes().get(VOLUME).await.unwrap();
-            if volume.spec.node_name == to
-                && nodes.user_pods().get_opt("user").await.unwrap().is_none()
-            {
-                nodes.add_pod("user", &to, &[VOLUME], "Running").await;
+            let is_free = evicted(&nodes, nodes.node_of(&volume), (USER, &volume)).await;
+            let now = nodes.api.volumes().get(name).await.unwrap();
+            if now.spec.node_name == to && is_free {
+                nodes.add_pod(USER, &to, &[name], "Running").await;
             }
             Err(format!("{found:#?}"))
         })
         .await;
-        nodes.until_ended(VOLUME).await;
-        if nodes.user_pods().get_opt("user").await.unwrap().is_some() {
-            delete(&nodes.user_pods(), "user").await;
+        nodes.until_ended(name).await;
+        if nodes.user_pods().get_opt(USER).await.unwrap().is_some() {
+            delete(&nodes.user_pods(), USER).await;
         }
-        volume = nodes.until(VOLUME, "to be ready", is_ready).await;
+        unstage(nodes.node_of(&volume), &volume).await;
+        volume = nodes.until(name, "to be ready", is_ready).await;
         let node = &volume.spec.node_name;
-        assert_eq!(nodes.bound_to(VOLUME).await, std::slice::from_ref(node));
+        assert_eq!(nodes.bound_to(name).await, std::slice::from_ref(node));
         moved += u32::from(*node == to);
         written = use_volume(&nodes, &volume, &written).await;
         eprintln!("round {round} of {rounds}: {from} to {to}, undo {undo}, now on {node}");
     }
     assert!(moved > 0, "at least one move is not undone");
-    nodes.finish(&[VOLUME]).await;
+    nodes.finish(&[name]).await;
     cluster.operator.stop().await;
+}
+
+#[tokio::test]
+async fn r2_a_volume_moves_or_stays_whole_whatever_is_killed_meanwhile() {
+    move_while_processes_are_killed("killed", "killed-v", "WhenUnused").await;
+}
+
+#[tokio::test]
+async fn r2_a_volume_that_is_used_moves_or_stays_whole_whatever_is_killed_meanwhile() {
+    move_while_processes_are_killed("killed-used", "killed-used-v", "Automatic").await;
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use cistern_crds::{
-    Bytes, ConditionType, HasImage as _, NodePoolStatus, PoolReplica, PoolVolume, VolumeMove,
-    condition, names, persistent_volume::nodes_of, testing::volume_spec,
+    Bytes, ConditionType, HasImage as _, NodePoolStatus, PoolReplica, PoolSnapshot, PoolVolume,
+    VolumeMove, condition, names, persistent_volume::nodes_of, testing::volume_spec,
 };
 use cistern_e2e::{
     ControlPlane, Driver,
@@ -81,10 +81,9 @@ impl<'a> Nodes<'a> {
 
     /// Makes a volume on the first node, and its PersistentVolume, which is bound to the claim of its name.
     pub(super) async fn add_volume(&self, name: &str) -> PoolVolume {
-        let mut spec = volume_spec(name, &self.names[0], self.pool);
-        spec.size = Bytes::mib(320);
-        create(&self.api.volumes(), &json!(PoolVolume::desired(name, spec))).await;
-        let volume = self.until(name, "to be ready", is_ready).await;
+        let volume = self
+            .add_volume_on(name, &self.names[0], Bytes::mib(320))
+            .await;
         let object = json!({
             "apiVersion": "v1", "kind": "PersistentVolume",
             "metadata": {"name": format!("pv-of-{name}")},
@@ -120,6 +119,14 @@ impl<'a> Nodes<'a> {
         volume
     }
 
+    /// Makes a volume on a node, and no PersistentVolume.
+    pub(super) async fn add_volume_on(&self, name: &str, node: &str, size: Bytes) -> PoolVolume {
+        let mut spec = volume_spec(name, node, self.pool);
+        spec.size = size;
+        create(&self.api.volumes(), &json!(PoolVolume::desired(name, spec))).await;
+        self.until(name, "to be ready", is_ready).await
+    }
+
     pub(super) async fn until(
         &self,
         name: &str,
@@ -137,21 +144,52 @@ impl<'a> Nodes<'a> {
         .await
     }
 
+    /// The node that a volume was on when it was read.
+    pub(super) fn node_of(&self, volume: &PoolVolume) -> &Driver {
+        if volume.spec.node_name == self.names[0] {
+            &self.first
+        } else {
+            &self.second
+        }
+    }
+
     /// Creates a pod in the default namespace that uses claims, on a node.
     pub(super) async fn add_pod(&self, name: &str, node: &str, claims: &[&str], phase: &str) {
+        let metadata = json!({"name": name});
+        self.add_pod_with(metadata, node, claims, phase).await;
+    }
+
+    /// Creates a running pod with the label `app` of its own name, whose controller would make it again.
+    pub(super) async fn add_pod_of_set(&self, name: &str, node: &str, claims: &[&str]) {
+        let metadata = json!({
+            "name": name, "labels": {"app": name},
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "set", "uid": "uid-of-set",
+                "controller": true,
+            }],
+        });
+        self.add_pod_with(metadata, node, claims, "Running").await;
+    }
+
+    async fn add_pod_with(&self, metadata: Value, node: &str, claims: &[&str], phase: &str) {
+        let name = metadata["name"].as_str().unwrap().to_owned();
         let volumes = claims
             .iter()
             .map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}));
         let volumes: Vec<Value> = volumes.collect();
         let pod = json!({
-            "metadata": {"name": name},
+            "metadata": metadata,
             "spec": {
                 "nodeName": node, "volumes": volumes,
                 "containers": [{"name": "c", "image": "x"}],
             },
         });
         create(&self.user_pods(), &pod).await;
-        write_status(&self.user_pods(), name, json!({"phase": phase})).await;
+        // The API server evicts a pod that is not ready although its budget allows no eviction.
+        let ready =
+            json!({"type": "Ready", "status": if phase == "Running" { "True" } else { "False" }});
+        let status = json!({"phase": phase, "conditions": [ready]});
+        write_status(&self.user_pods(), &name, status).await;
     }
 
     pub(super) async fn move_volume(&self, name: &str, spec: Value) {
@@ -192,6 +230,17 @@ impl<'a> Nodes<'a> {
         let left = replicas.list(&ListParams::default()).await.unwrap().items;
         let mut left = left.iter().filter(|it| it.spec.volume_name == name);
         assert!(left.next().is_none(), "nothing is left of the move");
+        let snapshots = Api::<PoolSnapshot>::all(self.api.client.clone());
+        let of_move = ListParams::default().fields(&format!("spec.copiedFor={name}"));
+        eventually(
+            "no snapshot to be left of the move",
+            SOON,
+            async || match snapshots.list(&of_move).await.unwrap().items {
+                left if left.is_empty() => Ok(()),
+                left => Err(format!("{left:#?}")),
+            },
+        )
+        .await;
     }
 
     /// The nodes that the PersistentVolume of a volume names.

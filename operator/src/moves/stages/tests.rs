@@ -1,151 +1,15 @@
-use cistern_crds::{
-    Bytes, FenceStatus, MoveTarget, VolumeMoveSpec, VolumeMoveStatus,
-    condition::ConditionUpdate,
-    testing::{self, ready_volume},
-};
+use cistern_crds::{Bytes, ReplicaPurpose, condition::ConditionUpdate};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use serde_json::json;
 
-use super::{super::together::Progress, *};
+use super::{
+    super::{
+        testing::{Case, companion, pod, replica},
+        together::Progress,
+    },
+    *,
+};
 use crate::testing::moment;
-
-/// A move, and all that a decision rests on.
-struct Case {
-    object: VolumeMove,
-    volume: Option<PoolVolume>,
-    retained: Option<PoolReplica>,
-    incoming: Option<PoolReplica>,
-    users: Vec<User>,
-    companions: Vec<Companion>,
-    lost: Option<&'static str>,
-    is_to_follow: bool,
-    now: DateTime<Utc>,
-}
-
-impl Case {
-    /// A move of a ready volume from node-1 to node-2 that has been decided.
-    fn decided() -> Self {
-        let spec = VolumeMoveSpec {
-            volume_name: "pvc-1".to_owned(),
-            ..VolumeMoveSpec::default()
-        };
-        let mut object = VolumeMove::new("pvc-1", spec);
-        object.metadata.uid = Some("move-1".to_owned());
-        let plan = MovePlan {
-            from_node: "node-1".to_owned(),
-            to_node: "node-2".to_owned(),
-            epoch: 1,
-            together_with: Vec::new(),
-        };
-        object.status = Some(VolumeMoveStatus {
-            plan: Some(plan),
-            ..VolumeMoveStatus::default()
-        });
-        let mut volume = ready_volume();
-        "node-1".clone_into(&mut volume.spec.node_name);
-        set_ready(&mut volume);
-        Self {
-            object,
-            volume: Some(volume),
-            retained: None,
-            incoming: None,
-            users: Vec::new(),
-            companions: Vec::new(),
-            lost: None,
-            is_to_follow: false,
-            now: moment(),
-        }
-    }
-
-    /// The same with reserved replicas.
-    fn prepared() -> Self {
-        Self {
-            retained: Some(replica(ReplicaPurpose::Retained, "node-1", 0)),
-            incoming: Some(replica(ReplicaPurpose::Incoming, "node-2", 1)),
-            ..Self::decided()
-        }
-    }
-
-    /// The same with a declared target, and the fence in a state.
-    fn declared(fence: Option<FenceState>) -> Self {
-        let mut case = Self::prepared();
-        let volume = case.volume.as_mut().unwrap();
-        volume.spec.target = Some(MoveTarget {
-            node_name: "node-2".to_owned(),
-            move_uid: "move-1".to_owned(),
-        });
-        volume.status.as_mut().unwrap().fence = fence.map(|state| FenceStatus {
-            state,
-            move_uid: "move-1".to_owned(),
-        });
-        case
-    }
-
-    /// The same after the commit, when the new node has opened the copy.
-    fn arrived() -> Self {
-        let mut case = Self::prepared();
-        let volume = case.volume.as_mut().unwrap();
-        "node-2".clone_into(&mut volume.spec.node_name);
-        volume.spec.epoch = 1;
-        let status = volume.status.as_mut().unwrap();
-        status.epoch = 1;
-        case
-    }
-
-    fn next(&self) -> Stage {
-        next(&Seen {
-            object: &self.object,
-            plan: &self.object.plan().unwrap(),
-            volume: self.volume.as_ref(),
-            retained: self.retained.as_ref(),
-            incoming: self.incoming.as_ref(),
-            users: &self.users,
-            companions: &self.companions,
-            lost: self.lost,
-            is_to_follow: self.is_to_follow,
-            now: self.now,
-        })
-    }
-
-    fn waits_for(&self) -> Option<Reason> {
-        match self.next() {
-            Stage::Wait(why) => Some(why.reason),
-            _ => None,
-        }
-    }
-}
-
-fn set_ready(volume: &mut PoolVolume) {
-    let ready = ConditionUpdate::reconciled(ConditionType::Ready);
-    let conditions = &mut volume.status.get_or_insert_default().conditions;
-    condition::set(conditions, &ready, Some(1), moment());
-}
-
-/// A replica with a reservation.
-fn replica(purpose: ReplicaPurpose, node: &str, epoch: u32) -> PoolReplica {
-    let mut replica = testing::replica("pvc-1", epoch);
-    replica.spec.purpose = purpose;
-    node.clone_into(&mut replica.spec.node_name);
-    replica.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
-    replica
-}
-
-fn pod(node: Option<&str>, has_started: bool) -> User {
-    User {
-        namespace: "shop".to_owned(),
-        name: "db-0".to_owned(),
-        uid: "uid-of-the-pod".to_owned(),
-        node: node.map(str::to_owned),
-        has_started,
-    }
-}
-
-fn companion(progress: Progress) -> Companion {
-    Companion {
-        volume: "pvc-2".to_owned(),
-        progress,
-    }
-}
 
 #[test]
 fn a_move_reserves_room_on_both_nodes_before_it_declares_its_target() {
@@ -336,6 +200,7 @@ fn volumes_that_move_together_wait_for_each_other_before_the_declaration_and_the
     for (progress, expected) in [
         (Progress::Absent, Some(Reason::WaitingForOthers)),
         (Progress::Waiting, Some(Reason::WaitingForOthers)),
+        (Progress::Reserved, None),
         (Progress::Prepared, None),
     ] {
         early.companions = vec![companion(progress)];
@@ -366,7 +231,7 @@ fn a_companion_is_as_far_as_its_objects_say() {
         Companion::of("pvc-1", &plan, object, case.volume.as_ref(), replicas).progress
     };
     assert_eq!(progress(&Case::decided()), Progress::Waiting);
-    assert_eq!(progress(&Case::prepared()), Progress::Prepared);
+    assert_eq!(progress(&Case::prepared()), Progress::Reserved);
     let mut complete = Case::declared(Some(FenceState::Closed));
     assert_eq!(progress(&complete), Progress::Prepared);
     complete

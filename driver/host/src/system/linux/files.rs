@@ -219,13 +219,12 @@ impl Files for Linux {
     }
 
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
-        let length = part.end.saturating_sub(part.start);
-        loop {
-            match fallocate(file, FallocateFlags::empty(), part.start, length) {
-                Err(Errno::INTR) => {}
-                result => return Ok(result?),
-            }
-        }
+        change_space(file, FallocateFlags::empty(), part)
+    }
+
+    fn punch(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        change_space(file, flags, part)
     }
 
     fn set_extent_size(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
@@ -286,6 +285,17 @@ fn try_lock(file: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool>
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Allocates or frees the space of a part of a file.
+fn change_space(file: BorrowedFd<'_>, flags: FallocateFlags, part: &Range<u64>) -> io::Result<()> {
+    let length = part.end.saturating_sub(part.start);
+    loop {
+        match fallocate(file, flags, part.start, length) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ async fn remove_unclaimed(agent: &Agent) {
         let volumes = agent.desired.volumes();
         let known: HashSet<String> = volumes.iter().filter_map(|it| it.uid()).collect();
         // The copy of a volume that moves here belongs to a PoolReplica, and only that one removes it.
-        let of_snapshots = listed.into_iter().filter(|it| it.closed_for.is_none());
+        let of_snapshots = listed.into_iter().filter(|it| it.moved_by.is_none());
         let unclaimed = of_snapshots
             .map(|copy| copy.volume)
             .filter(|uid| !known.contains(uid.as_str()));

@@ -1,7 +1,10 @@
 //! The status of a replica. Pure.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{ConditionType, PoolReplica, PoolReplicaStatus, condition::ConditionUpdate};
+use cistern_crds::{
+    ConditionType, PoolReplica, PoolReplicaStatus, Reason, ReceivedSnapshot,
+    condition::ConditionUpdate,
+};
 
 use crate::{
     agent::outcome::{self, apply_outcome},
@@ -16,6 +19,8 @@ pub type ReplicaOutcome = outcome::ImageOutcome<Own>;
 pub enum Own {
     /// The node keeps the image of the volume.
     Kept,
+    /// The copy of a snapshot is complete. The volume is used meanwhile.
+    Passed(ReceivedSnapshot),
     /// Progress of the copy.
     Copying(CopyProgress),
     /// The copy has all data of the volume.
@@ -40,13 +45,24 @@ pub fn after(
     let mut own = None;
     match outcome {
         ReplicaOutcome::Admitted { size, .. } => status.reserved = Some(*size),
-        ReplicaOutcome::Refused(_) | ReplicaOutcome::Reclaimed => status.reserved = None,
+        ReplicaOutcome::Refused(_) | ReplicaOutcome::Reclaimed => {
+            (status.reserved, status.snapshot) = (None, None);
+        }
         ReplicaOutcome::Own(Own::Kept) => {
             own = Some(ConditionUpdate::reconciled(ConditionType::Ready));
         }
         ReplicaOutcome::Own(Own::Complete) => {
             status.complete = true;
             own = Some(ConditionUpdate::reconciled(ConditionType::Ready));
+        }
+        ReplicaOutcome::Own(Own::Passed(received)) => {
+            status.snapshot = Some(received.clone());
+            let message = format!(
+                "the node has the volume as of {}; what changes is copied next",
+                received.received.format("%H:%M:%S UTC")
+            );
+            let (ready, reason) = (ConditionType::Ready, Reason::Copying);
+            own = Some(ConditionUpdate::new(ready, false, reason, message));
         }
         ReplicaOutcome::Own(Own::Copying(progress)) => own = Some(finding(progress)),
         ReplicaOutcome::Rested

@@ -96,6 +96,7 @@ impl Node {
             snapshot_name: Some(snapshot.name.clone()),
             move_uid: None,
             image: snapshot.image.clone(),
+            base_image: None,
             volume_name: volume.to_owned(),
             purpose: TransferPurpose::Restore,
         };

@@ -1,0 +1,114 @@
+//! The snapshots of a move: takes and removes them. Only those that `status` names.
+
+use cistern_client::Rejection;
+use cistern_crds::{Consistency, HasImage as _, PoolSnapshot, PoolSnapshotSpec, names};
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
+
+use super::{
+    Error,
+    advance::Move,
+    passes::{self, Passes},
+    removal,
+    stages::Stage,
+};
+use crate::{Context, controller::Next};
+
+/// When to look again at a snapshot that is being removed.
+const WAIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Move<'_> {
+    /// The snapshots of the pass and of the prepared copy.
+    pub(super) async fn snapshots(&self) -> Result<[Option<PoolSnapshot>; 2], Error> {
+        let Passes {
+            copying, prepared, ..
+        } = Passes::of(&self.object);
+        let mut found = [None, None];
+        let recorded = [
+            copying.map(|it| it.snapshot_name),
+            prepared.map(|it| it.snapshot_name),
+        ];
+        for (found, name) in found.iter_mut().zip(recorded) {
+            if let Some(name) = name {
+                *found = self.snapshot(&name).await?;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn snapshot(&self, name: &str) -> Result<Option<PoolSnapshot>, Error> {
+        let found = self.pool_snapshots().get_opt(name).await;
+        let found = found.map_err(|error| self.failed_with("get", "a PoolSnapshot", error))?;
+        Ok(found.filter(|it| it.spec.is_of_move()))
+    }
+
+    /// Takes the snapshot of the pass that is recorded.
+    pub(super) async fn take_snapshot(&self) -> Result<(), Error> {
+        let (Some(volume), Some(pass)) = (&self.volume, Passes::of(&self.object).copying) else {
+            return Ok(());
+        };
+        let Some(image) = volume.image() else {
+            return Ok(());
+        };
+        let requested = format!("move of {}, pass {}", self.name(), pass.number);
+        // Filesystems are not frozen: the copy of the closed volume is the one that is used.
+        let spec = PoolSnapshotSpec {
+            copied_for: Some(self.name().to_owned()),
+            ..PoolSnapshotSpec::of(volume, &image.uid, &requested, Consistency::Crash)
+        };
+        let snapshot = PoolSnapshot::desired(&pass.snapshot_name, spec);
+        let parameters = PostParams {
+            field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        match self.pool_snapshots().create(&parameters, &snapshot).await {
+            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
+            created => created
+                .map(drop)
+                .map_err(|error| self.failed_with("create", "a PoolSnapshot", error)),
+        }
+    }
+
+    /// Requests that the agent removes the image of a snapshot.
+    pub(super) async fn remove_snapshot(&self, name: &str) -> Result<(), Error> {
+        if let Some(snapshot) = self.snapshot(name).await? {
+            let removed = removal::request(self.context, &snapshot).await;
+            removed.map_err(|error| self.failed_with("update", "a PoolSnapshot", error))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a snapshot whose image is gone.
+    pub(super) async fn release_snapshot(&self, name: &str) -> Result<(), Error> {
+        if let Some(snapshot) = self.snapshot(name).await? {
+            let released = removal::release(self.context, &snapshot).await;
+            released.map_err(|error| self.failed_with("delete", "a PoolSnapshot", error))?;
+        }
+        Ok(())
+    }
+
+    fn pool_snapshots(&self) -> Api<PoolSnapshot> {
+        Api::all(self.context.client.clone())
+    }
+}
+
+/// Removes the snapshots that a move has left whose VolumeMove is gone. Fails if the API server refuses that.
+pub(super) async fn remove_left(context: &Context, volume: &str) -> Result<Next, kube::Error> {
+    let api = Api::<PoolSnapshot>::all(context.client.clone());
+    let copied = ListParams::default().fields(&format!("spec.copiedFor={volume}"));
+    let mut next = Next::OnChange;
+    for snapshot in api.list(&copied).await?.items {
+        if !snapshot.spec.is_of_move() {
+            continue;
+        }
+        next = Next::After(WAIT);
+        match passes::remove(&snapshot) {
+            Stage::RemoveSnapshot(_) => removal::request(context, &snapshot).await?,
+            Stage::ReleaseSnapshot(_) => removal::release(context, &snapshot).await?,
+            _ => {}
+        }
+    }
+    Ok(next)
+}

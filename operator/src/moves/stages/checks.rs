@@ -1,0 +1,115 @@
+//! What the objects of a move say. Pure.
+
+use cistern_crds::{
+    Bytes, ConditionType, Cutover, Explanation, FenceState, HasImage as _, MovePlan, PoolReplica,
+    PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition,
+};
+
+use super::Stage;
+
+/// Removes a replica, after its image.
+pub(in crate::moves) fn clear_one(replica: &PoolReplica) -> Stage {
+    let (purpose, node) = (replica.spec.purpose, &replica.spec.node_name);
+    if !replica.spec.deletion_requested {
+        return Stage::Remove(purpose);
+    }
+    if replica.reserved().is_none() {
+        return Stage::Release(purpose);
+    }
+    let held = condition::failing(replica.conditions(), ConditionType::Reclaimed);
+    let why = held.map_or_else(String::new, |held| format!(": {}", held.message));
+    let message = format!("node {node} removes its image of the volume{why}");
+    Stage::Wait(Explanation::new(Reason::RemovingImage, message))
+}
+
+/// Whether a volume can begin to move.
+pub(in crate::moves) fn is_movable(volume: &PoolVolume) -> Result<(), Explanation> {
+    let refuse = |why: &str| Err(Explanation::new(Reason::NotMovable, why));
+    let Some(status) = volume
+        .status
+        .as_ref()
+        .filter(|it| it.epoch == volume.spec.epoch)
+    else {
+        return refuse("the volume's node has not reported it yet");
+    };
+    if volume.spec.deletion_requested {
+        return refuse("the deletion of the volume is requested");
+    }
+    match condition::find(&status.conditions, ConditionType::Ready) {
+        Some(ready) if ready.status == "True" && status.image.is_some() => Ok(()),
+        Some(ready) => refuse(&format!("the volume is not ready: {}", ready.message)),
+        None => refuse("the volume's node has not reported it yet"),
+    }
+}
+
+/// The bytes that a node has to reserve for the volume.
+pub(in crate::moves) fn size_of(volume: &PoolVolume) -> Bytes {
+    volume.reserved().unwrap_or(volume.spec.size)
+}
+
+/// The bytes that a node has to reserve for a replica. A pass is applied to a clone of the copy before it, and both may
+/// differ in all blocks.
+pub(in crate::moves) fn room_for(
+    object: &VolumeMove,
+    volume: &PoolVolume,
+    purpose: ReplicaPurpose,
+) -> Bytes {
+    let size = size_of(volume);
+    if purpose == ReplicaPurpose::Incoming && is_copied_while_used(object) {
+        return size.saturating_add(size);
+    }
+    size
+}
+
+/// Whether the volume is to be copied while pods use it, and can be.
+pub(in crate::moves) fn is_copied_while_used(object: &VolumeMove) -> bool {
+    let status = object.status.as_ref();
+    object.spec.cutover != Cutover::WhenUnused && status.is_none_or(|it| it.not_copied.is_none())
+}
+
+/// Why a replica has no room yet.
+pub(super) fn unreserved(replica: &PoolReplica) -> Option<Explanation> {
+    if replica.reserved().is_some() {
+        return None;
+    }
+    let node = &replica.spec.node_name;
+    let refused = condition::failing(replica.conditions(), ConditionType::Admitted);
+    Some(refused.map_or_else(
+        || {
+            Explanation::new(
+                Reason::Pending,
+                format!("node {node} reserves room for the volume"),
+            )
+        },
+        |refused| {
+            let reason = Reason::parse(&refused.reason).unwrap_or(Reason::NoSpace);
+            Explanation::new(reason, format!("node {node}: {}", refused.message))
+        },
+    ))
+}
+
+/// How far the source has closed the volume for this move; None if it has not begun.
+pub(super) fn fence(volume: &PoolVolume, move_uid: &str) -> Option<FenceState> {
+    let status = volume.status.as_ref();
+    let status = status.filter(|it| it.epoch == volume.spec.epoch)?;
+    let fence = status.fence.as_ref();
+    fence
+        .filter(|it| it.move_uid == move_uid)
+        .map(|it| it.state)
+}
+
+/// Why the copy is not complete yet: what the new node says of it, or else that it is being copied.
+pub(in crate::moves) fn copying(plan: &MovePlan, incoming: &PoolReplica) -> Explanation {
+    let (from, to) = (&plan.from_node, &plan.to_node);
+    let found = condition::failing(incoming.conditions(), ConditionType::Ready);
+    found.map_or_else(
+        || {
+            let message = format!("the volume is copied from node {from} to node {to}");
+            Explanation::new(Reason::Copying, message)
+        },
+        |found| {
+            let reason = Reason::parse(&found.reason).unwrap_or(Reason::Copying);
+            Explanation::new(reason, format!("node {to}: {}", found.message))
+        },
+    )
+}
