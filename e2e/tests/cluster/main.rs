@@ -15,6 +15,7 @@ mod access_modes;
 mod block;
 mod capacity;
 mod copies;
+mod cutover;
 mod deletion;
 mod documents;
 mod drain;

@@ -1,7 +1,8 @@
 //! The PersistentVolume of a volume whose node changes follows, and its claim stays bound.
 
 use cistern_crds::{
-    Bytes, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names, persistent_volume::nodes_of,
+    Bytes, Cutover, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names,
+    persistent_volume::nodes_of,
 };
 use cistern_e2e::{
     Test,
@@ -20,6 +21,7 @@ async fn move_volume(test: &Test, volume: &str, node: &str, epoch: u32) {
         volume_name: volume.to_owned(),
         to_node: Some(node.to_owned()),
         together_with: Vec::new(),
+        cutover: Cutover::default(),
         takeover: Some(MoveTakeover {
             from_node: volumes.get(volume).await.unwrap().spec.node_name,
             epoch,

@@ -1,6 +1,6 @@
-//! PostgreSQL on a volume that moves. It is stopped under load, and judges its data itself.
+//! PostgreSQL on a volume that moves, once it has been stopped under load, and while it runs. It judges its data itself.
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, Cutover};
 use cistern_e2e::{
     Test,
     cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer, objects::pod_spec},
@@ -55,25 +55,27 @@ async fn postgresql_that_is_moved_twice_under_load_has_every_acknowledged_transa
     Test::run(NAME, async |test| {
         let [first, second, third] = test.cluster.workers().await;
         let nodes = [first.as_str(), &second, &third];
-        let pool = test.pool("pool", Bytes::gib(2), &nodes).await;
+        let pool = test.pool("pool", Bytes::gib(3), &nodes).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
         test.claim("claim", &class, Bytes::gib(1)).await;
         start(test).await;
         let volumes = [test.bound("claim").await.name_any()];
         let sets = test.namespaced::<StatefulSet>();
-        for _ in 0..2 {
+        for cutover in [Cutover::WhenUnused, Cutover::Automatic] {
             let before = acknowledged(test).await;
             let node = test.running(POD).await;
             let to = nodes.into_iter().find(|it| **it != node).unwrap();
-            move_all(test, &volumes, to).await;
-            change(&sets, NAME, json!({"spec": {"replicas": 0}})).await;
-            test.gone(&test.namespaced::<Pod>(), POD).await;
-            all_wait(test, &volumes, "OldImageKept").await;
-            change(&sets, NAME, json!({"spec": {"replicas": 1}})).await;
+            move_all(test, &volumes, to, cutover).await;
+            if cutover == Cutover::WhenUnused {
+                change(&sets, NAME, json!({"spec": {"replicas": 0}})).await;
+                test.gone(&test.namespaced::<Pod>(), POD).await;
+                all_wait(test, &volumes, "OldImageKept").await;
+                change(&sets, NAME, json!({"spec": {"replicas": 1}})).await;
+            }
+            all_moved(test, &volumes, to).await;
             assert_eq!(test.running(POD).await, to);
             acknowledged(test).await;
             shell(test, POD, &format!("acknowledged={before}\n{CHECK}")).await;
-            all_moved(test, &volumes, to).await;
         }
         test.delete(&sets, NAME).await;
     })

@@ -1,7 +1,7 @@
 //! Volumes that move to another node with their data. Their claims stay bound.
 
 use cistern_crds::{
-    Bytes, ConditionType, PoolReplica, PoolVolume, VolumeMove, condition,
+    Bytes, ConditionType, Cutover, PoolReplica, PoolVolume, VolumeMove, condition,
     persistent_volume::nodes_of,
 };
 use cistern_e2e::{
@@ -55,15 +55,15 @@ pub(crate) async fn shell(test: &Test, pod: &str, script: &str) -> String {
     .await
 }
 
-/// Declares that volumes move together to a node.
-pub(crate) async fn move_all(test: &Test, volumes: &[String], node: &str) {
+/// Declares that volumes move together to a node, and when they leave the pods that use them.
+pub(crate) async fn move_all(test: &Test, volumes: &[String], node: &str, cutover: Cutover) {
     for volume in volumes {
         let others = volumes.iter().filter(|other| *other != volume);
         let others: Vec<&String> = others.collect();
         let object = json!({
             "apiVersion": "cistern.storage/v1alpha1", "kind": "VolumeMove",
             "metadata": {"name": volume},
-            "spec": {"volumeName": volume, "toNode": node, "togetherWith": others},
+            "spec": {"volumeName": volume, "toNode": node, "togetherWith": others, "cutover": cutover},
         });
         let object: VolumeMove = serde_json::from_value(object).unwrap();
         let moves = test.all::<VolumeMove>();
@@ -143,7 +143,7 @@ async fn the_volumes_of_a_pod_move_three_times_round_the_nodes_with_all_data() {
             let (before, after) = (format!("pod-{round}"), format!("pod-{}", round + 1));
             shell(test, &before, WRITE).await;
             let written = shell(test, &before, SUMS).await;
-            move_all(test, &volumes, node).await;
+            move_all(test, &volumes, node, Cutover::WhenUnused).await;
             // The pod keeps its volumes until it ends.
             all_wait(test, &volumes, "PodsRemain").await;
             assert_eq!(shell(test, &before, SUMS).await, written);
@@ -181,7 +181,7 @@ async fn a_pod_that_was_created_during_the_move_finds_its_volume_on_the_new_node
         shell(test, "before", "grep kept /data/file").await;
         let volumes = [test.bound("claim").await.name_any()];
         test.delete(&test.namespaced::<Pod>(), "before").await;
-        move_all(test, &volumes, &second).await;
+        move_all(test, &volumes, &second, Cutover::WhenUnused).await;
         eventually("the target to be declared", PATIENCE, async || {
             let found = test.all::<PoolVolume>().get(&volumes[0]).await;
             let spec = found.map_err(|error| error.to_string())?.spec;
