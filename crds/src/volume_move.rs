@@ -9,7 +9,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::condition::{self, Condition};
+use crate::{
+    bounds,
+    condition::{self, Condition},
+};
 
 /// Maximum number of volumes that move together.
 pub const MAXIMUM_TOGETHER: u32 = 64;
@@ -116,6 +119,7 @@ pub struct VolumeMoveStatus {
     /// Why the volume is not copied while pods use it, although `spec.cutover` asks for that: it moves once they have
     /// ended. Set `spec.cutover` to `WhenUnused` and back to try again. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = bounds::MESSAGE))]
     pub not_copied: Option<String>,
     /// The PersistentVolume before it was replaced: metadata and spec. It is created again from this if
     /// the operator ends in between. Absent until then, and if it need not be replaced.

@@ -14,7 +14,7 @@
 use chrono::TimeDelta;
 use cistern_crds::{
     ConditionType, Cutover, Explanation, HasImage as _, MovePass, PoolSnapshot, PoolVolume,
-    PreparedCopy, Reason, ReceivedSnapshot, ReplicaPurpose, VolumeMove, condition, names,
+    PreparedCopy, Reason, ReceivedSnapshot, ReplicaPurpose, VolumeMove, bounds, condition, names,
 };
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -270,7 +270,7 @@ fn pause(extents: u64) -> TimeDelta {
 /// Copies no more while pods use the volume.
 fn give_up(passes: Passes, why: String) -> Stage {
     Stage::Record(Passes {
-        not_copied: Some(why),
+        not_copied: Some(bounds::truncate(why, bounds::MESSAGE)),
         ..passes
     })
 }
