@@ -63,6 +63,7 @@ COPY --from=root /libraries /
 COPY --from=root /tools /
 COPY --from=builder /cistern-driver /usr/local/bin/
 ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
+    POD_NAME=cistern-controller \
     STORAGE_ROOT=/var/lib/cistern KUBELET_ROOT=/var/lib/kubelet MAX_VOLUMES=256 KEEP_FREE_PERCENT=15 \
     HEALTH_INTERVAL=15s DRIFT_INTERVAL=5m TRANSFER_ADDRESS=0.0.0.0:9812 TRANSFER_BYTES_PER_SECOND=0 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

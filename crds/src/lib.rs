@@ -13,6 +13,7 @@ pub mod availability;
 pub mod bounds;
 pub mod condition;
 mod conditions_page;
+pub mod controller_keys;
 pub mod disk;
 pub mod drift;
 pub mod has_image;

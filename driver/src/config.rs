@@ -31,11 +31,27 @@ pub struct Config {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Mode {
     /// Serve CSI Identity and Controller
-    Controller(Service),
+    Controller(Controller),
     /// Serve CSI Identity and Node on one node, and keep its pools and volumes
     Node(Node),
     /// Compare custom resources, images, loop devices and mounts of the node it runs on
     Fsck(Fsck),
+}
+
+/// Options of the controller.
+#[derive(Args, Clone, Debug)]
+pub struct Controller {
+    #[command(flatten)]
+    /// Options that the node plugin has, too.
+    pub service: Service,
+    /// Name of the pod, under which the key is published that node plugins answer
+    #[arg(
+        long,
+        env = "POD_NAME",
+        default_value = "cistern-controller",
+        value_name = "NAME"
+    )]
+    pub pod_name: String,
 }
 
 /// Options of both modes that serve CSI.

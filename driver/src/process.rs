@@ -10,6 +10,7 @@ use cistern_client::{
 };
 use cistern_controller::{
     groups::Groups,
+    metadata::{self, Relay},
     objects::{Objects, nodes::Nodes},
     snapshots::Snapshots,
     volumes::Volumes,
@@ -19,6 +20,7 @@ use cistern_host::{Linux, Root, command, snapshot::FREEZE_LIMIT};
 use cistern_node::{
     agent,
     blocking::on_host,
+    controllers::{self, Controllers},
     fsck,
     metadata::{Metadata, on_node::OnNode},
     mounting::Mounter,
@@ -29,7 +31,7 @@ use cistern_proto::csi::v1::{
     identity_server::IdentityServer, node_server::NodeServer,
     snapshot_metadata_server::SnapshotMetadataServer,
 };
-use cistern_transfer::{KeyPair, Rate};
+use cistern_transfer::{KeyPair, PublicKey, Rate, Source as _};
 use futures::{
     FutureExt as _, TryFutureExt as _,
     future::{self, BoxFuture, Shared},
@@ -37,13 +39,19 @@ use futures::{
 use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tonic::service::Routes;
+use tonic::{
+    Request, Status,
+    service::{Interceptor, Routes},
+};
 
 use crate::{
     config,
     csi::{
-        controller::Controller, group::GroupController, identity::Identity,
-        metadata::SnapshotMetadata, node::Node,
+        controller::Controller,
+        group::GroupController,
+        identity::Identity,
+        metadata::{SnapshotMetadata, relay::RelayedMetadata},
+        node::Node,
     },
     inspection::Inspection,
     registration::{self, Registrar},
@@ -61,7 +69,11 @@ type Shutdown = Shared<BoxFuture<'static, ()>>;
 
 /// Runs the controller until the process is asked to stop. Fails if it cannot start to serve, or if
 /// a server or the watches end before.
-pub async fn controller(options: config::Service) -> Result {
+pub async fn controller(options: config::Controller) -> Result {
+    let config::Controller {
+        service: options,
+        pod_name,
+    } = options;
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
     let mut registry = Registry::default();
@@ -69,17 +81,21 @@ pub async fn controller(options: config::Service) -> Result {
     let operations = server::Operations::new(&mut registry);
     let identity = Identity::new(readiness.clone(), Arc::new(|| Ok(())));
     let client = Requests::new(&mut registry).connect().await?;
+    let keys = KeyPair::generate()?;
+    let publishing = metadata::publish(client.clone(), pod_name, keys.public(), Utc::now());
     let (nodes, watch_nodes) = Nodes::watched(client.clone(), readiness.clone());
     let of_volumes = Objects::<PoolVolume>::new(client.clone(), Arc::clone(&nodes));
     let of_snapshots = Objects::<PoolSnapshot>::new(client.clone(), Arc::clone(&nodes));
     let (volumes, watch_volumes) =
         Volumes::new(of_volumes.clone(), of_snapshots.clone(), readiness.clone());
     let (snapshots, watch_snapshots) = Snapshots::new(of_snapshots, of_volumes, readiness.clone());
+    let relay = Relay::new(client.clone(), Arc::clone(&nodes), keys);
     let of_groups = Objects::<PoolSnapshotGroup>::new(client, nodes);
     let (groups, watch_groups) = Groups::new(of_groups, Arc::clone(&snapshots), readiness.clone());
     let services = Routes::new(IdentityServer::new(identity))
         .add_service(ControllerServer::new(Controller::new(volumes, snapshots)))
-        .add_service(GroupControllerServer::new(GroupController::new(groups)));
+        .add_service(GroupControllerServer::new(GroupController::new(groups)))
+        .add_service(SnapshotMetadataServer::new(RelayedMetadata::new(relay)));
 
     let csi = socket::bind(options.endpoint.path()).await?;
     let listener = TcpListener::bind(options.http).await?;
@@ -98,6 +114,7 @@ pub async fn controller(options: config::Service) -> Result {
         _ = future::join4(watch_nodes, watch_volumes, watch_snapshots, watch_groups) => {
             Err("the watches have ended".into())
         }
+        () = publishing => Err("the key is not published any more".into()),
     }
 }
 
@@ -129,16 +146,21 @@ pub async fn node(options: config::Node) -> Result {
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
     let inspection = Inspection::new(client.clone(), node_name, root(&options.location)).routes();
     let on_node = || OnNode::new(agent.agent(), client.clone());
-    let metadata = Metadata::new(Arc::new(on_node()));
+    let metadata = SnapshotMetadata::new(Metadata::new(Arc::new(on_node())));
+    let controllers = Arc::new(Controllers::default());
     let sending = Arc::new(Sending::new(agent.agent(), on_node()));
+    let (granting, permitted) = (Arc::clone(&sending), Arc::clone(&controllers));
+    let admits = Arc::new(move |key: &PublicKey| granting.admits(key) || permitted.have(key));
     let rate = Arc::new(Rate::new(NonZeroU64::new(
         options.transfer_bytes_per_second,
     )));
-    let identity =
-        Identity::new(readiness.clone(), Arc::new(command::check_tools)).with_snapshot_metadata();
+    let identity = Identity::new(readiness.clone(), Arc::new(command::check_tools));
     let services = Routes::new(IdentityServer::new(identity))
         .add_service(NodeServer::new(node))
-        .add_service(SnapshotMetadataServer::new(SnapshotMetadata::new(metadata)));
+        .add_service(SnapshotMetadataServer::new(metadata.clone()));
+    let asked = ForControllers(Arc::clone(&controllers));
+    let asked = SnapshotMetadataServer::with_interceptor(metadata, asked);
+    let for_peers = Routes::new(cistern_transfer::service(sending, rate)).add_service(asked);
 
     let endpoint = options.service.endpoint.path();
     let csi = socket::bind(endpoint).await?;
@@ -152,7 +174,7 @@ pub async fn node(options: config::Node) -> Result {
     tracing::info!(node = node_name, csi = %endpoint.display(), %http, %transfer, "serving");
     let root = agent.agent().node().root.clone();
     let thawing = shutdown.clone().then(|()| thawed(&root));
-    let sent = cistern_transfer::serve(transfers, &keys, sending, rate, shutdown.clone());
+    let sent = cistern_transfer::serve(transfers, &keys, admits, for_peers, shutdown.clone());
     let serving = future::try_join5(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
@@ -169,10 +191,26 @@ pub async fn node(options: config::Node) -> Result {
     let ended = tokio::select! {
         served = serving => served.map(drop),
         () = agent.run(&readiness, intervals) => Err("the watches have ended".into()),
+        () = controllers::watch(client, controllers) => Err("the watch of the keys has ended".into()),
     };
     // Repeated, because a failure above ends the first wait early.
     thawed(&root).await;
     ended
+}
+
+/// Answers controllers and no other peers: a node plugin that receives a copy is not one.
+#[derive(Clone, Debug)]
+struct ForControllers(Arc<Controllers>);
+
+impl Interceptor for ForControllers {
+    fn call(&mut self, request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        let key = request.extensions().get::<PublicKey>();
+        if key.is_some_and(|key| self.0.have(key)) {
+            return Ok(request);
+        }
+        let why = "only a controller may ask where snapshots hold data";
+        Err(Status::permission_denied(why))
+    }
 }
 
 /// Prevents further freezes, and waits until no filesystem is frozen, at most as long as a freeze

@@ -11,7 +11,7 @@ use std::{
 };
 
 use cistern_crds::{
-    Bytes, NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, names,
+    Bytes, NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, controller_keys, names,
     testing::{image_source, node_pool},
 };
 use cistern_proto::csi::v1::{
@@ -19,9 +19,10 @@ use cistern_proto::csi::v1::{
     group_controller_client::GroupControllerClient, identity_client::IdentityClient,
     node_client::NodeClient, snapshot_metadata_client::SnapshotMetadataClient,
 };
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tonic::transport::Channel;
@@ -124,6 +125,7 @@ impl Driver {
             .create(&PostParams::default(), &node)
             .await
             .expect("the StorageNode is new");
+        create_keys(control_plane).await;
         let command = host.controller_command();
         let folder = host.folder.path();
         Self {
@@ -236,6 +238,16 @@ impl Driver {
         SnapshotMetadataClient::new(self.node.channel().await)
     }
 
+    /// Returns the path of the controller's CSI socket, for a sidecar.
+    pub fn controller_socket(&self) -> &Path {
+        self.controller.socket()
+    }
+
+    /// The CSI snapshot metadata service of the controller, which asks the node.
+    pub async fn relayed_metadata_client(&self) -> SnapshotMetadataClient<Channel> {
+        SnapshotMetadataClient::new(self.controller.channel().await)
+    }
+
     /// The CSI identity services of both processes.
     pub async fn identity_clients(&self) -> [IdentityClient<Channel>; 2] {
         [
@@ -342,6 +354,22 @@ impl Driver {
     }
 }
 
+/// Creates the ConfigMap for the keys of controllers, as the manifests do.
+async fn create_keys(control_plane: &ControlPlane) {
+    let api = Api::<ConfigMap>::default_namespaced(control_plane.client());
+    let keys = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(controller_keys::CONFIG_MAP.to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..ConfigMap::default()
+    };
+    match api.create(&PostParams::default(), &keys).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        created => drop(created.expect("the API server takes a ConfigMap")),
+    }
+}
+
 impl Host {
     fn storage_root(&self) -> PathBuf {
         self.folder.join("cistern")
@@ -365,6 +393,7 @@ impl Host {
     fn controller_command(&self) -> Command {
         let mut command = dying_with_us(binary("cistern-driver"));
         command.arg(CONTROLLER);
+        command.arg(format!("--pod-name={}", self.name));
         self.serve(&mut command, CONTROLLER, self.controller_http);
         command
     }

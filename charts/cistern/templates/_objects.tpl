@@ -58,5 +58,6 @@ app.kubernetes.io/part-of: cistern
 - PrometheusRule
 - Role
 - RoleBinding
+- Service
 - ServiceAccount
 {{- end -}}

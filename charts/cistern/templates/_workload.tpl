@@ -19,6 +19,11 @@
 {{- $patch := .root.Files.Get "files/snapshots/snapshotter.yaml" | fromYaml -}}
 {{- $_ := set $pod "containers" (concat $patch.spec.template.spec.containers $pod.containers) -}}
 {{- end -}}
+{{- if and (eq $component "controller") $values.snapshotMetadata.enabled -}}
+{{- $patch := .root.Files.Get "files/snapshot-metadata/sidecar.yaml" | fromYaml -}}
+{{- $_ := set $pod "containers" (concat $patch.spec.template.spec.containers $pod.containers) -}}
+{{- $_ := set $pod "volumes" (concat $patch.spec.template.spec.volumes $pod.volumes) -}}
+{{- end -}}
 {{- range $container := $pod.containers -}}
 {{- $resources := $chosen.resources -}}
 {{- if eq $component "controller" }}{{ $resources = index $chosen.resources $container.name }}{{ end -}}

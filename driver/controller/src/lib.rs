@@ -3,12 +3,14 @@
 //!
 //! ```text
 //! volumes, snapshots, groups → objects → API server
+//! metadata → the node plugin that has the snapshot
 //! ```
 //!
-//! *Invariant:* nothing here talks to a node. The controller writes a spec, and waits for the status
+//! *Invariant:* nothing but `metadata` talks to a node. The controller writes a spec, and waits for the status
 //! that the node's agent writes.
 
 pub mod groups;
+pub mod metadata;
 pub mod objects;
 pub mod snapshots;
 pub mod volumes;

@@ -8,10 +8,12 @@
 //! fsck     → custom resources, cistern-host (inventory)
 //! ```
 //!
-//! *Invariant:* this crate and the controller communicate only through the custom resources.
+//! *Invariant:* this crate and the controller communicate through the custom resources, except that the controller asks for
+//! `metadata`.
 
 pub mod agent;
 pub mod blocking;
+pub mod controllers;
 pub mod findings;
 pub mod fsck;
 pub mod image;

@@ -1,5 +1,4 @@
-//! The CSI Identity service of both modes (GPI, GPC, PRB). Only the node plugin announces the
-//! services that need access to a node.
+//! The CSI Identity service of both modes (GPI, GPC, PRB).
 
 use std::{fmt, sync::Arc};
 
@@ -20,7 +19,6 @@ pub type Check = Arc<dyn Fn() -> Result<(), MissingTool> + Send + Sync>;
 pub struct Identity {
     readiness: Readiness,
     dependencies: Check,
-    snapshot_metadata: bool,
 }
 
 impl Identity {
@@ -31,15 +29,7 @@ impl Identity {
         Self {
             readiness,
             dependencies,
-            snapshot_metadata: false,
         }
-    }
-
-    /// Announces the SnapshotMetadata service, for a process with access to the snapshots' data (CAP-20).
-    #[must_use]
-    pub fn with_snapshot_metadata(mut self) -> Self {
-        self.snapshot_metadata = true;
-        self
     }
 }
 
@@ -73,19 +63,16 @@ impl v1::identity_server::Identity for Identity {
                 r#type: kind.into(),
             })),
         };
-        // The capabilities of the whole plugin, from either process (GPC-02), except for snapshot
-        // metadata: the controller has no access to a node's data (CAP-28).
+        // The capabilities of the whole plugin, from either process (GPC-02, CAP-28).
         let mut capabilities = [
             service::Type::ControllerService,
             service::Type::GroupControllerService,
             service::Type::VolumeAccessibilityConstraints,
             service::Type::SnapshotAccessibilityConstraints,
+            service::Type::SnapshotMetadataService,
         ]
         .map(capability)
         .to_vec();
-        if self.snapshot_metadata {
-            capabilities.push(capability(service::Type::SnapshotMetadataService));
-        }
         capabilities.push(v1::PluginCapability {
             r#type: Some(Type::VolumeExpansion(VolumeExpansion {
                 r#type: volume_expansion::Type::Online.into(),
@@ -183,6 +170,7 @@ mod tests {
             "GroupControllerService",
             "VolumeAccessibilityConstraints",
             "SnapshotAccessibilityConstraints",
+            "SnapshotMetadataService",
             "Online",
         ];
         assert_eq!(kinds, all);

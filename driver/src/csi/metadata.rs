@@ -1,6 +1,7 @@
 //! The CSI SnapshotMetadata service: parses each request, reads the snapshots, and renders the
 //! ranges.
 
+pub mod relay;
 mod request;
 mod status;
 

@@ -42,22 +42,7 @@ pub async fn fetch(
     transfer: &str,
     base: Option<&str>,
 ) -> Result<Fetch, Error> {
-    let stream = connect(own, address, peer).await?;
-    let mut stream = Some(TokioIo::new(stream));
-    // The one connection; a broken one is made anew by the next call of this function.
-    let once = service_fn(move |_: Uri| {
-        let stream = stream.take();
-        async move { stream.ok_or_else(|| io::Error::other(CLOSED)) }
-    });
-    let channel = Endpoint::from_static("http://source")
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_frame_size(FRAME)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .connect_with_connector(once)
-        .await
-        .map_err(|error| Error::Protocol(error.to_string()))?;
+    let channel = connect(own, (address, peer)).await?;
     let mut client = TransferClient::new(channel);
     let request = DescribeRequest {
         transfer: transfer.to_owned(),
@@ -136,7 +121,28 @@ fn checked(chunk: proto::Chunk, has_base: bool) -> Result<Chunk, Error> {
     })
 }
 
-async fn connect(
+/// Makes one connection to a node plugin. It is not made anew once it is broken. Fails if the node plugin cannot be reached or
+/// does not have the expected key. One that does not admit the own key closes the connection later, at the first call.
+pub async fn connect(
+    own: &KeyPair,
+    (address, peer): (SocketAddr, PublicKey),
+) -> Result<Channel, Error> {
+    let mut stream = Some(TokioIo::new(handshake(own, address, peer).await?));
+    let once = service_fn(move |_: Uri| {
+        let stream = stream.take();
+        async move { stream.ok_or_else(|| io::Error::other(CLOSED)) }
+    });
+    let endpoint = Endpoint::from_static("http://source")
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_frame_size(FRAME)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    let channel = endpoint.connect_with_connector(once).await;
+    channel.map_err(|error| Error::Protocol(error.to_string()))
+}
+
+async fn handshake(
     own: &KeyPair,
     address: SocketAddr,
     peer: PublicKey,

@@ -9,6 +9,8 @@
 //! authority and no secret in the cluster: each side knows the key of the other before it connects. What
 //! may be read is decided by [`Source`] for each call, and again before each chunk.
 //!
+//! Controllers ask the node plugins in the same way where snapshots hold data, by another service ([`connect`], [`serve`]).
+//!
 //! *Invariants:* nothing is sent to or taken from a peer that has not proved that it has the expected
 //! key. A connection that has not done that causes no work besides its handshake, of which few go on at a
 //! time, each for a short time. No session is resumed, so a key that was replaced cannot be used. Memory
@@ -26,12 +28,13 @@ mod tls;
 use std::time::Duration;
 
 pub use self::{
-    client::{Fetch, fetch},
+    client::{Fetch, connect, fetch},
     error::Error,
     keys::{InvalidKey, KeyPair, PublicKey},
     rate::Rate,
-    server::serve,
+    server::{serve, service},
     source::{Data, Opened, Refused, Source},
+    tls::Admits,
 };
 
 /// Time limit for a connection to be made, and for its handshake.

@@ -10,37 +10,41 @@ use cistern_proto::transfer::v1alpha1::{
 use futures::{Stream, StreamExt as _, stream};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
-use tonic::{Request, Response, Status, codegen::BoxStream, transport::Server};
+use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes, transport::Server};
 
 use crate::{
     Error, KEEP_ALIVE, KeyPair, PublicKey, Rate, acceptor,
     source::{Data, Opened, Refused, Source},
-    tls,
+    tls::{self, Admits},
 };
 
 /// Calls at a time in a connection: a receiver has one.
 const CALLS: usize = 4;
 
-/// Serves what the source grants, until `stop` ends. Fails if the key cannot be used.
+/// Serves the peers whose keys are admitted, until `stop` ends. Each service finds the key of its peer as an extension of
+/// the request, and decides what that may ask. Fails if the key cannot be used.
 pub async fn serve(
     listener: TcpListener,
     own: &KeyPair,
-    source: Arc<dyn Source>,
-    rate: Arc<Rate>,
+    admits: Arc<Admits>,
+    services: Routes,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
-    let admitting = Arc::clone(&source);
-    let config = tls::server(own, Arc::new(move |key: &PublicKey| admitting.admits(key)))
-        .map_err(|_| Error::Key("use the key pair"))?;
+    let config = tls::server(own, admits).map_err(|_| Error::Key("use the key pair"))?;
     let connections = acceptor::connections(listener, TlsAcceptor::from(Arc::new(config)));
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .concurrency_limit_per_connection(CALLS)
-        .add_service(TransferServer::new(Service { source, rate }))
+        .add_routes(services)
         .serve_with_incoming_shutdown(connections, stop)
         .await;
     served.map_err(|error| Error::Protocol(error.to_string()))
+}
+
+/// The service that sends what the source grants.
+pub fn service(source: Arc<dyn Source>, rate: Arc<Rate>) -> TransferServer<impl Transfer> {
+    TransferServer::new(Service { source, rate })
 }
 
 #[derive(Debug)]

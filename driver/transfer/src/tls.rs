@@ -23,7 +23,7 @@ use crate::keys::{KeyPair, PublicKey};
 const PROTOCOL: &[u8] = b"h2";
 
 /// Whether a peer with this key may connect.
-pub(crate) type Admits = dyn Fn(&PublicKey) -> bool + Send + Sync;
+pub type Admits = dyn Fn(&PublicKey) -> bool + Send + Sync;
 
 /// The side that accepts connections.
 pub(crate) fn server(own: &KeyPair, admits: Arc<Admits>) -> Result<ServerConfig, Error> {

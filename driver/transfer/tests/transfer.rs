@@ -21,7 +21,9 @@ use cistern_host::{
     Content, Identity, Owner, SnapshotRecord, Uid,
     copy::{Chunk, Original},
 };
-use cistern_transfer::{Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve};
+use cistern_transfer::{
+    Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve, service,
+};
 use cistern_types::{Bytes, Provisioning};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use tokio::{
@@ -31,7 +33,7 @@ use tokio::{
     task::JoinHandle,
     time::timeout,
 };
-use tonic::Code;
+use tonic::{Code, service::Routes};
 
 const TRANSFER: &str = "of-volume-a";
 const SIZE: u64 = 64 << 20;
@@ -189,7 +191,10 @@ impl Sender {
         let key = own.public();
         let serving = tokio::spawn(async move {
             let rate = Arc::new(Rate::new(None));
-            serve(listener, &own, source, rate, stopped.map(drop)).await
+            let admitting = Arc::clone(&source);
+            let admits = Arc::new(move |key: &PublicKey| admitting.admits(key));
+            let services = Routes::new(service(source, rate));
+            serve(listener, &own, admits, services, stopped.map(drop)).await
         });
         Self {
             address,

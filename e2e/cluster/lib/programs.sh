@@ -15,7 +15,7 @@ programs_of() {
   check) echo actionlint ;;
   host | vm | bench | browser | postgresql | images | release) ;;
   control-plane) echo etcd kube-apiserver kubectl ;;
-  sanity) echo csi-sanity ;;
+  sanity) echo csi-sanity csi-snapshot-metadata ;;
   chart) echo helm ;;
   cluster) echo kind kubectl "$(programs_of_nodes)" ;;
   storage-suite) echo ginkgo e2e.test "$(programs_of_suite)" ;;

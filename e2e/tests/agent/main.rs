@@ -10,6 +10,7 @@
 
 mod admission;
 mod allocation;
+mod backups;
 mod block;
 mod damage;
 mod deletion;

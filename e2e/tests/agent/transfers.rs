@@ -1,6 +1,6 @@
 //! Snapshots that are restored on another node. The tests act as the operator, which permits the copies.
 
-mod requests;
+pub(crate) mod requests;
 
 use cistern_crds::{
     Bytes, ConditionType, FilesystemType, ImageTransfer, ImageTransferSpec, PoolSnapshot,

@@ -41,13 +41,55 @@ fn stated_path(name: &str, path: &str) -> Value {
     }])
 }
 
-fn choices() -> Vec<Choice> {
-    let choice = |name, namespace, values: &[&'static str], overlay| Choice {
+fn choice(
+    name: &'static str,
+    namespace: &'static str,
+    values: &[&'static str],
+    overlay: Value,
+) -> Choice {
+    Choice {
         name,
         namespace,
         values: values.to_vec(),
         overlay,
-    };
+    }
+}
+
+/// Each optional part by itself.
+fn parts() -> [Choice; 4] {
+    let base = json!(["crds", "base"]);
+    [
+        choice(
+            "snapshots",
+            "cistern-system",
+            &["snapshots.enabled=true"],
+            json!({"resources": ["crds", "snapshots"]}),
+        ),
+        choice(
+            "snapshot metadata",
+            "cistern-system",
+            &["snapshots.enabled=true", "snapshotMetadata.enabled=true"],
+            json!({
+                "resources": ["crds", "snapshots"],
+                "components": ["components/snapshot-metadata"],
+            }),
+        ),
+        choice(
+            "monitoring",
+            "cistern-system",
+            &["monitoring.enabled=true"],
+            json!({"resources": ["crds", "base", "monitoring"]}),
+        ),
+        choice(
+            "network policy",
+            "cistern-system",
+            &["networkPolicy.enabled=true"],
+            json!({"resources": base, "components": ["components/network-policy"]}),
+        ),
+    ]
+}
+
+fn choices() -> Vec<Choice> {
     let base = json!(["crds", "base"]);
     let kubelet = stated_path("cistern-kubelet-root", "/data/kubelet");
     let directory = stated_path("cistern-pool-directory", "/data");
@@ -66,32 +108,15 @@ fn choices() -> Vec<Choice> {
     ];
     let mut everything = vec![
         "snapshots.enabled=true",
+        "snapshotMetadata.enabled=true",
         "monitoring.enabled=true",
         "monitoring.prometheusOperator=true",
         "networkPolicy.enabled=true",
         "kubeletRoot=/data/kubelet",
     ];
     everything.extend(other_images);
-    vec![
+    let others = [
         choice("default", "cistern-system", &[], json!({"resources": base})),
-        choice(
-            "snapshots",
-            "cistern-system",
-            &["snapshots.enabled=true"],
-            json!({"resources": ["crds", "snapshots"]}),
-        ),
-        choice(
-            "monitoring",
-            "cistern-system",
-            &["monitoring.enabled=true"],
-            json!({"resources": ["crds", "base", "monitoring"]}),
-        ),
-        choice(
-            "network policy",
-            "cistern-system",
-            &["networkPolicy.enabled=true"],
-            json!({"resources": base, "components": ["components/network-policy"]}),
-        ),
         choice(
             "another namespace",
             "storage",
@@ -131,12 +156,17 @@ fn choices() -> Vec<Choice> {
             json!({
                 "namespace": "storage",
                 "resources": ["crds", "snapshots", "monitoring", "monitoring/prometheus-operator"],
-                "components": ["components/network-policy", "components/kubelet-root"],
+                "components": [
+                    "components/snapshot-metadata",
+                    "components/network-policy",
+                    "components/kubelet-root",
+                ],
                 "configMapGenerator": kubelet,
                 "images": images,
             }),
         ),
-    ]
+    ];
+    parts().into_iter().chain(others).collect()
 }
 
 #[tokio::test]

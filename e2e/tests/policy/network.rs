@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::installed::{Installed, ask};
 
 #[tokio::test]
-async fn the_network_policies_leave_the_ports_of_metrics_to_prometheus_and_those_of_transfers_to_node_plugins()
+async fn the_network_policies_leave_the_ports_of_metrics_to_prometheus_and_those_of_transfers_to_cistern()
  {
     let cluster = Installed::start_in("storage").await;
     let (admin, namespace) = (&cluster.admin(), cluster.namespace());
@@ -17,7 +17,7 @@ async fn the_network_policies_leave_the_ports_of_metrics_to_prometheus_and_those
         list["items"].take().as_array().unwrap().clone()
     };
     let policies = list("networking.k8s.io", "networkpolicies").await;
-    let [policy, transfers] = &policies[..] else {
+    let [policy, snapshot_metadata, transfers] = &policies[..] else {
         panic!("{policies:?}");
     };
     let spec = &policy["spec"];
@@ -38,13 +38,19 @@ async fn the_network_policies_leave_the_ports_of_metrics_to_prometheus_and_those
         open.iter().any(|rule| range(rule).contains(&port))
     };
 
-    let node = json!({"app.kubernetes.io/name": "cistern", "app.kubernetes.io/component": "node"});
+    let component = |name: &str| json!({"app.kubernetes.io/name": "cistern", "app.kubernetes.io/component": name});
+    let (node, controller) = (component("node"), component("controller"));
+    let front = &snapshot_metadata["spec"];
+    assert_eq!(front["podSelector"]["matchLabels"], controller);
+    // The port of the sidecar that asks for a token, to everybody, and no other one.
+    let port = json!({"protocol": "TCP", "port": 50051});
+    assert_eq!(front["ingress"], json!([{"ports": [port]}]));
     let spec_of_transfers = &transfers["spec"];
     assert_eq!(spec_of_transfers["podSelector"]["matchLabels"], node);
     let rule = &spec_of_transfers["ingress"][0];
     assert_eq!(
         rule["from"],
-        json!([{"podSelector": {"matchLabels": node}}])
+        json!([{"podSelector": {"matchLabels": node}}, {"podSelector": {"matchLabels": controller}}])
     );
     let of_transfers = &rule["ports"][0]["port"];
 

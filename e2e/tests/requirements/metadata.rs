@@ -10,7 +10,10 @@ use cistern_proto::csi::v1::{
     GetMetadataDeltaResponse, snapshot_metadata_client::SnapshotMetadataClient,
 };
 use kube::{Api, ResourceExt as _};
-use tonic::{Code, Status, Streaming, transport::Endpoint};
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 
 use crate::{POOL, SIZE, block, code, controller, objects, shared, volume::Volume};
 
@@ -70,6 +73,27 @@ async fn read<M: Message>(mut stream: Streaming<M>, from: i64) -> Result<Ranges,
     Ok(messages)
 }
 
+/// The service of the node, and that of the controller, which asks the node.
+async fn clients() -> [SnapshotMetadataClient<Channel>; 2] {
+    let driver = shared().await;
+    [
+        driver.metadata_client().await,
+        driver.relayed_metadata_client().await,
+    ]
+}
+
+/// The answer of both processes.
+fn same(answers: Vec<Result<Ranges, Status>>) -> Result<Ranges, Status> {
+    let told = |answer: &Result<Ranges, Status>| match answer {
+        Ok(ranges) => Ok(ranges.clone()),
+        // Only the node says where it has looked.
+        Err(error) => Err((error.code(), error.message().replace(" here", ""))),
+    };
+    let [node, controller] = answers.try_into().unwrap();
+    assert_eq!(told(&node), told(&controller));
+    controller
+}
+
 async fn allocated(
     snapshot: &str,
     starting_offset: i64,
@@ -81,9 +105,15 @@ async fn allocated(
         max_results,
         ..GetMetadataAllocatedRequest::default()
     };
-    let mut client = shared().await.metadata_client().await;
-    let stream = client.get_metadata_allocated(request).await?.into_inner();
-    read(stream, starting_offset).await
+    let mut answers = Vec::new();
+    for mut client in clients().await {
+        let stream = client.get_metadata_allocated(request.clone()).await;
+        answers.push(match stream {
+            Ok(stream) => read(stream.into_inner(), starting_offset).await,
+            Err(error) => Err(error),
+        });
+    }
+    same(answers)
 }
 
 async fn delta(
@@ -98,9 +128,15 @@ async fn delta(
         max_results,
         ..GetMetadataDeltaRequest::default()
     };
-    let mut client = shared().await.metadata_client().await;
-    let stream = client.get_metadata_delta(request).await?.into_inner();
-    read(stream, starting_offset).await
+    let mut answers = Vec::new();
+    for mut client in clients().await {
+        let stream = client.get_metadata_delta(request.clone()).await;
+        answers.push(match stream {
+            Ok(stream) => read(stream.into_inner(), starting_offset).await,
+            Err(error) => Err(error),
+        });
+    }
+    same(answers)
 }
 
 /// A published raw block volume, and its snapshots.

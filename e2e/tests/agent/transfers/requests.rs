@@ -46,7 +46,7 @@ impl Peer {
 }
 
 /// The source as other nodes see it.
-async fn seen(source: &Fixture) -> (SocketAddr, PublicKey) {
+pub(crate) async fn seen(source: &Fixture) -> (SocketAddr, PublicKey) {
     let node = source.driver.storage_node().await;
     let key = node.status.unwrap().transfer_key.unwrap();
     let address = node.spec.transfer_endpoint.unwrap();
