@@ -14,12 +14,27 @@ use crate::{
     },
 };
 
+/// Adds which volumes pods use together now. A pod that ends does not make it forgotten: the next one needs them on one node, too.
+pub(super) fn remember(used: &mut Vec<Link>, cluster: &Cluster) {
+    for link in set::links(cluster, &set::by_claim(cluster)) {
+        if link.len() > 1 && !used.contains(&link) {
+            used.push(link);
+        }
+    }
+}
+
 /// The volumes on the node whose deletion is not requested, grouped by the pods and the replicas of StatefulSets that
-/// use them together.
-pub(super) fn groups(cluster: &Cluster, sets: &[StatefulSet], node: &str) -> Vec<BTreeSet<String>> {
+/// use them together. `used` are those that pods have used together before.
+pub(super) fn groups(
+    cluster: &Cluster,
+    sets: &[StatefulSet],
+    used: &[Link],
+    node: &str,
+) -> Vec<BTreeSet<String>> {
     let volumes = set::by_claim(cluster);
     let mut links = set::links(cluster, &volumes);
     links.extend(of_replicas(&volumes, sets));
+    links.extend(used.iter().cloned());
     let here = cluster.volumes.iter();
     let here = here.filter(|it| it.spec.node_name == node && !it.spec.deletion_requested);
     let here: BTreeSet<String> = here.map(ResourceExt::name_any).collect();
@@ -144,11 +159,10 @@ mod tests {
         )
     }
 
-    #[test]
-    fn volumes_of_one_replica_move_together_without_its_pod() {
+    /// The volumes of two claims that no pod uses.
+    fn two_volumes() -> Cluster {
         let mut cluster = cluster();
         cluster.pods.clear();
-        assert_eq!(groups(&cluster, &[], "worker-1").len(), 2);
         let other: k8s_openapi::api::core::v1::PersistentVolume = object(json!({
             "metadata": {"name": "pv-pvc-2"},
             "spec": {"csi": {"driver": "csi.cistern.storage", "volumeHandle": "pvc-2"}}}));
@@ -159,15 +173,41 @@ mod tests {
         for (claim, volume) in cluster.claims.iter_mut().zip(["pv-pvc-1", "pv-pvc-2"]) {
             claim.spec.as_mut().unwrap().volume_name = Some(volume.to_owned());
         }
+        cluster
+    }
+
+    #[test]
+    fn volumes_of_one_replica_move_together_without_its_pod() {
+        let cluster = two_volumes();
+        assert_eq!(groups(&cluster, &[], &[], "worker-1").len(), 2);
         let template = |name: &str| json!({"metadata": {"name": name}, "spec": {}});
         let set: StatefulSet = object(json!({"metadata": {"name": "db", "namespace": "shop"},
             "spec": {"selector": {}, "serviceName": "", "template": {},
                 "volumeClaimTemplates": [template("data"), template("logs")]}}));
         assert_eq!(
-            groups(&cluster, std::slice::from_ref(&set), "worker-1"),
+            groups(&cluster, std::slice::from_ref(&set), &[], "worker-1"),
             [group(&["pvc-1", "pvc-2"])]
         );
-        assert!(groups(&cluster, &[set], "worker-2").is_empty());
+        assert!(groups(&cluster, &[set], &[], "worker-2").is_empty());
+    }
+
+    #[test]
+    fn volumes_that_a_pod_used_together_move_together_once_it_has_ended() {
+        let mut cluster = two_volumes();
+        let mut both = pod("user", "data-db-0", "Running");
+        let other = pod("user", "logs-db-0", "Running").spec.unwrap().volumes;
+        let volumes = &mut both.spec.as_mut().unwrap().volumes;
+        volumes.as_mut().unwrap().extend(other.unwrap());
+        cluster.pods = by_claim(vec![both]);
+        let together = [group(&["pvc-1", "pvc-2"])];
+        assert_eq!(groups(&cluster, &[], &[], "worker-1"), together);
+        let mut used = Vec::new();
+        remember(&mut used, &cluster);
+        cluster.pods.clear();
+        assert_eq!(groups(&cluster, &[], &[], "worker-1").len(), 2);
+        assert_eq!(groups(&cluster, &[], &used, "worker-1"), together);
+        remember(&mut used, &cluster);
+        assert_eq!(used, together);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub async fn run(
     let cluster = moving::complete(connection).await?;
     let all = ListParams::default();
     let sets: Vec<StatefulSet> = connection.list(connection.everywhere(), all).await?;
-    let groups = groups::groups(&cluster, &sets, &flags.node);
+    let groups = groups::groups(&cluster, &sets, &[], &flags.node);
     let node = checked(&cluster, &groups, flags).map_err(moving::Error::Refused)?;
     printer.write(&snapshots_that_stay(&cluster, &flags.node))?;
     if flags.dry_run {

@@ -27,6 +27,8 @@ pub(super) struct Drain<'a> {
     flags: &'a arguments::Drain,
     printer: Printer,
     sets: Vec<StatefulSet>,
+    /// What pods have used together since the drain began.
+    used: Vec<set::Link>,
     /// The volumes whose moves are waited for.
     followed: Vec<Followed>,
     /// The volumes that stay, and why.
@@ -46,6 +48,7 @@ impl<'a> Drain<'a> {
             flags,
             printer,
             sets,
+            used: Vec::new(),
             followed: Vec::new(),
             staying: BTreeMap::new(),
             printed: Printed::default(),
@@ -133,7 +136,8 @@ impl<'a> Drain<'a> {
 
     /// Creates the VolumeMoves of the groups that begin to move now. Returns the groups that are to move.
     async fn begin(&mut self, cluster: &Cluster) -> Result<Vec<BTreeSet<String>>, Error> {
-        let mut groups = groups::groups(cluster, &self.sets, &self.flags.node);
+        groups::remember(&mut self.used, cluster);
+        let mut groups = groups::groups(cluster, &self.sets, &self.used, &self.flags.node);
         loop {
             self.give_up(cluster, &groups);
             groups.retain(|group| !group.iter().any(|it| self.staying.contains_key(it)));
