@@ -1,6 +1,6 @@
 //! `StorageNode`: the pools that a node carries, and the state that its agent reports.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr, str::FromStr};
 
 use cistern_types::{Bytes, Provisioning, is_zero};
 use kube::{CustomResource, KubeSchema};
@@ -172,6 +172,24 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
+}
+
+impl StorageNode {
+    /// Public key of the node plugin. None if it has published none, or no valid one.
+    pub fn transfer_key<K: FromStr>(&self) -> Option<K> {
+        self.status.as_ref()?.transfer_key.as_ref()?.parse().ok()
+    }
+
+    /// Address and public key of the node plugin. Fails with what is missing.
+    pub fn transfer_peer<K: FromStr>(&self) -> Result<(SocketAddr, K), &'static str> {
+        let address = self.spec.transfer_endpoint.as_ref();
+        let address = address.and_then(|address| address.parse().ok());
+        Ok((
+            address.ok_or("its node plugin has no address")?,
+            self.transfer_key()
+                .ok_or("its node plugin has published no key")?,
+        ))
+    }
 }
 
 impl StorageNodeStatus {

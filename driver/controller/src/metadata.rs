@@ -94,7 +94,9 @@ impl Relay {
             node: node.clone(),
             why,
         };
-        let peer = self.nodes.inspect(&node, |node| node.map(peer));
+        let peer = self.nodes.inspect(&node, |node| {
+            node.map(StorageNode::transfer_peer::<PublicKey>)
+        });
         let peer = peer.ok_or_else(|| unknown("the StorageNodes have not been listed yet"))?;
         let peer = peer.ok_or_else(|| unknown("it has no StorageNode"))?;
         let peer = peer.map_err(unknown)?;
@@ -136,18 +138,6 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// Address and key of the node plugin of a node.
-fn peer(node: &StorageNode) -> Result<(std::net::SocketAddr, PublicKey), &'static str> {
-    let address = node.spec.transfer_endpoint.as_ref();
-    let address = address.and_then(|address| address.parse().ok());
-    let key = node.status.as_ref().and_then(|it| it.transfer_key.as_ref());
-    let key = key.and_then(|key| key.parse().ok());
-    Ok((
-        address.ok_or("its node plugin has no address")?,
-        key.ok_or("its node plugin has published no key")?,
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,7 +152,7 @@ mod tests {
             node
         };
         let address = "10.0.0.1:9812";
-        let found = peer(&node(Some(address), Some(key.to_string())));
+        let found = node(Some(address), Some(key.to_string())).transfer_peer();
         assert_eq!(found, Ok((address.parse().unwrap(), key)));
         for (address, key, why) in [
             (None, Some(key.to_string()), "no address"),
@@ -170,7 +160,7 @@ mod tests {
             (Some(address), None, "no key"),
             (Some(address), Some("?".to_owned()), "no key"),
         ] {
-            let error = peer(&node(address, key)).unwrap_err();
+            let error = node(address, key).transfer_peer::<PublicKey>().unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

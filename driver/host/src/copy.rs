@@ -76,6 +76,14 @@ pub struct Original {
     pub closed_for: Option<Uid>,
 }
 
+impl Original {
+    /// UID of the move that a copy is for: that of a pass, or that which the volume is closed for. None for the copy of a
+    /// snapshot for a new volume.
+    fn moved_by<'a>(&'a self, point_for: Option<&'a Uid>) -> Option<&'a Uid> {
+        point_for.or(self.closed_for.as_ref())
+    }
+}
+
 /// A request for a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
@@ -95,8 +103,6 @@ pub struct CopyRequest {
 impl CopyRequest {
     /// UID of the move that the copy is for; none for the copy of a snapshot.
     fn moved_by(&self) -> Option<&Uid> {
-        self.point_for
-            .as_ref()
-            .or(self.original.closed_for.as_ref())
+        self.original.moved_by(self.point_for.as_ref())
     }
 }

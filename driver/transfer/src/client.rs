@@ -55,7 +55,7 @@ pub async fn fetch(
         .map_err(|error| Error::Protocol(format!("the identity: {error}")))?;
     let relative_to = Some(described.base).filter(|base| !base.is_empty());
     if relative_to.is_some() && relative_to.as_deref() != base {
-        return Err(Error::Protocol("a base that nobody asked for".to_owned()));
+        return Err(Error::Protocol("a base that was not requested".to_owned()));
     }
     Ok(Fetch {
         client,

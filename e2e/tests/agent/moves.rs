@@ -75,6 +75,12 @@ impl Moving {
         self.volume.name_any()
     }
 
+    /// Ends both nodes.
+    async fn finish(self) {
+        self.source.finish().await;
+        self.target.finish().await;
+    }
+
     async fn get(&self) -> PoolVolume {
         self.source.get(&self.name()).await
     }
@@ -324,9 +330,7 @@ async fn a_volume_moves_with_its_data_and_leaves_nothing_on_the_node_that_it_lef
     source.driver.fsck().await;
     target.driver.fsck().await;
     target.remove(&moved.name_any()).await;
-    let Moving { source, target, .. } = moving;
-    source.finish().await;
-    target.finish().await;
+    moving.finish().await;
 }
 
 #[tokio::test]
@@ -351,7 +355,5 @@ async fn a_move_that_is_undone_gives_the_volume_back_as_it_was() {
     assert_eq!(sums(source, &mounted).await, checksums);
     unstage(source, &undone, "after").await;
     source.remove(&undone.name_any()).await;
-    let Moving { source, target, .. } = moving;
-    source.finish().await;
-    target.finish().await;
+    moving.finish().await;
 }

@@ -84,13 +84,13 @@ async fn clients() -> [SnapshotMetadataClient<Channel>; 2] {
 
 /// The answer of both processes.
 fn same(answers: Vec<Result<Ranges, Status>>) -> Result<Ranges, Status> {
-    let told = |answer: &Result<Ranges, Status>| match answer {
+    let answered = |answer: &Result<Ranges, Status>| match answer {
         Ok(ranges) => Ok(ranges.clone()),
         // Only the node says where it has looked.
         Err(error) => Err((error.code(), error.message().replace(" here", ""))),
     };
     let [node, controller] = answers.try_into().unwrap();
-    assert_eq!(told(&node), told(&controller));
+    assert_eq!(answered(&node), answered(&controller));
     controller
 }
 

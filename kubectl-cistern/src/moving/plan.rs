@@ -30,9 +30,7 @@ impl Planned {
         let all = created.chain(&self.existing);
         all.map(|name| Followed::of(name, cluster)).collect()
     }
-}
 
-impl Planned {
     /// The same with the moves that are created, and those that exist, cut over at another time. None: as they are.
     pub(crate) fn with_cutover(mut self, cluster: &Cluster, cutover: Option<Cutover>) -> Self {
         let Some(cutover) = cutover else {

@@ -42,7 +42,7 @@ pub(crate) async fn create(connection: &Connection, spec: &VolumeMoveSpec) -> Re
     }
 }
 
-/// Changes when a VolumeMove is cut over, unless it has changed since it was read. Fails if the request fails.
+/// Changes when this VolumeMove is cut over, and that of no later one. Fails if the request fails.
 pub(crate) async fn set_cutover(
     connection: &Connection,
     object: &VolumeMove,

@@ -7,11 +7,7 @@ use cistern_crds::{PoolReplica, PoolVolume, names};
 use kube::{Api, api::ListParams};
 use serde_json::json;
 
-use super::{
-    Error, removal,
-    snapshots::remove_left,
-    stages::{Stage, clear_one, is_movable},
-};
+use super::{Error, removal, snapshots::remove_left, stages::is_movable};
 use crate::{Context, controller::Next};
 
 /// When to look again at what is being removed.
@@ -67,11 +63,10 @@ async fn remove_replicas(
     for replica in &left {
         // Its image is the volume's own.
         let is_own = volume.is_some_and(|it| it.spec.node_name == replica.spec.node_name);
-        match clear_one(replica) {
-            _ if is_own => removal::release(context, *replica).await?,
-            Stage::Remove(_) => removal::request(context, *replica).await?,
-            Stage::Release(_) => removal::release(context, *replica).await?,
-            _ => {}
+        if is_own {
+            removal::release(context, *replica).await?;
+        } else {
+            removal::advance(context, *replica).await?;
         }
     }
     Ok(left.is_empty())

@@ -19,7 +19,10 @@ use cistern_crds::{
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::stages::{Seen, Stage, copying, is_copied_while_used};
+use super::{
+    removal::{self, Removal},
+    stages::{Seen, Stage, copying, is_copied_while_used},
+};
 
 /// Seconds of a pass after which the rest is small: what changes meanwhile is copied in less.
 const SMALL: u32 = 3;
@@ -295,18 +298,13 @@ pub(super) fn remove_snapshots(seen: &Seen<'_>) -> Option<Stage> {
 }
 
 /// Removes a snapshot, after its image.
-pub(super) fn remove(snapshot: &PoolSnapshot) -> Stage {
-    let (name, node) = (snapshot.name_any(), &snapshot.spec.node_name);
-    if !snapshot.spec.deletion_requested {
-        return Stage::RemoveSnapshot(name);
+fn remove(snapshot: &PoolSnapshot) -> Stage {
+    let name = snapshot.name_any();
+    match removal::next(snapshot, "a snapshot that was copied") {
+        Removal::Request => Stage::RemoveSnapshot(name),
+        Removal::Wait(why) => Stage::Wait(why),
+        Removal::Release => Stage::ReleaseSnapshot(name),
     }
-    if snapshot.reserved().is_none() {
-        return Stage::ReleaseSnapshot(name);
-    }
-    let held = condition::failing(snapshot.conditions(), ConditionType::Reclaimed);
-    let why = held.map_or_else(String::new, |held| format!(": {}", held.message));
-    let message = format!("node {node} removes a snapshot that was copied{why}");
-    Stage::Wait(Explanation::new(Reason::RemovingImage, message))
 }
 
 /// Why the node refuses to take a snapshot.

@@ -3,12 +3,54 @@
 use std::fmt::Debug;
 
 use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
-use cistern_crds::names;
+use cistern_crds::{
+    ConditionType, Explanation, HasImage, Reason, condition, names,
+    removal::{self, RemovalStep},
+};
 use kube::{Api, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use crate::Context;
+
+/// The next step of removing an object.
+pub(super) enum Removal {
+    /// Request that the agent removes its image.
+    Request,
+    /// Wait for the agent.
+    Wait(Explanation),
+    /// Remove the object, whose image is gone.
+    Release,
+}
+
+/// The next step of removing an object with an image. `image` is what messages call the image.
+pub(super) fn next(object: &impl HasImage, image: &str) -> Removal {
+    match removal::next(object) {
+        RemovalStep::Ask => Removal::Request,
+        RemovalStep::Await => {
+            let node = object.node_name();
+            let held = condition::failing(object.conditions(), ConditionType::Reclaimed);
+            let why = held.map_or_else(String::new, |held| format!(": {}", held.message));
+            let message = format!("node {node} removes {image}{why}");
+            Removal::Wait(Explanation::new(Reason::RemovingImage, message))
+        }
+        RemovalStep::Delete | RemovalStep::Release | RemovalStep::Held => Removal::Release,
+    }
+}
+
+/// Takes the next step of removing an object that a move has left. Fails if the API server refuses that.
+pub(super) async fn advance<K>(context: &Context, object: &K) -> Result<(), kube::Error>
+where
+    K: HasImage + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+{
+    match removal::next(object) {
+        RemovalStep::Ask => request(context, object).await,
+        RemovalStep::Await => Ok(()),
+        RemovalStep::Delete | RemovalStep::Release | RemovalStep::Held => {
+            release(context, object).await
+        }
+    }
+}
 
 /// Requests that the agent removes the image of an object. Fails if the API server refuses that.
 pub(super) async fn request<K>(context: &Context, object: &K) -> Result<(), kube::Error>

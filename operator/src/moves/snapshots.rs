@@ -7,13 +7,7 @@ use kube::{
     api::{ListParams, PostParams},
 };
 
-use super::{
-    Error,
-    advance::Move,
-    passes::{self, Passes},
-    removal,
-    stages::Stage,
-};
+use super::{Error, advance::Move, passes::Passes, removal};
 use crate::{Context, controller::Next};
 
 /// When to look again at a snapshot that is being removed.
@@ -104,11 +98,7 @@ pub(super) async fn remove_left(context: &Context, volume: &str) -> Result<Next,
             continue;
         }
         next = Next::After(WAIT);
-        match passes::remove(&snapshot) {
-            Stage::RemoveSnapshot(_) => removal::request(context, &snapshot).await?,
-            Stage::ReleaseSnapshot(_) => removal::release(context, &snapshot).await?,
-            _ => {}
-        }
+        removal::advance(context, &snapshot).await?;
     }
     Ok(next)
 }

@@ -44,9 +44,7 @@ pub(super) struct State {
 impl State {
     /// UID of the move that the copy is for; none for the copy of a snapshot.
     pub(super) fn moved_by(&self) -> Option<&Uid> {
-        self.point_for
-            .as_ref()
-            .or(self.original.closed_for.as_ref())
+        self.original.moved_by(self.point_for.as_ref())
     }
 
     fn is_for(&self, request: &CopyRequest) -> bool {

@@ -102,7 +102,7 @@ async fn keys_of(
             continue;
         }
         let found = match timeout(PATIENCE, nodes.get_opt(node)).await {
-            Ok(Ok(found)) => found.and_then(|it| key_of(&it)),
+            Ok(Ok(found)) => found.and_then(|it| it.transfer_key()),
             Ok(Err(error)) => {
                 tracing::warn!(node, error = %Chain(&error), "cannot read the key of a node");
                 known.get(node).copied()
@@ -112,11 +112,6 @@ async fn keys_of(
         keys.extend(found.map(|key| (node.clone(), key)));
     }
     keys
-}
-
-/// The key that a node has published; None if it has none, or if it is not valid.
-pub(super) fn key_of(node: &StorageNode) -> Option<PublicKey> {
-    node.status.as_ref()?.transfer_key.as_ref()?.parse().ok()
 }
 
 #[cfg(test)]

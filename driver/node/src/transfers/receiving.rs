@@ -120,8 +120,8 @@ async fn receive_rest(
     let unreachable = |why: &str| unreachable(&route.node, wanted, why);
     let peer = (route.address, route.key);
     let began = Instant::now();
-    let base = base.as_ref().map(Uid::as_str);
-    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, base).await;
+    let held = base.as_ref().map(Uid::as_str);
+    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, held).await;
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
     let original = fetch.original().clone();
     if !wanted.is_offered(&original) {
@@ -135,13 +135,13 @@ async fn receive_rest(
     }
     let size = original.size;
     let is_pass = matches!(wanted.origin, Origin::Pass { .. });
-    let base = fetch.base().map(str::parse);
     let request = CopyRequest {
         volume: wanted.copy.clone(),
         original,
         extent_size: wanted.extent_size,
         point_for: by.filter(|_| is_pass),
-        base: base.transpose().map_err(|error| failed(&error))?,
+        // The source does not have it any more if it sends all data.
+        base: base.filter(|_| fetch.base().is_some()),
     };
     let opened = on_host((), move || pool.receive(&request)).await;
     let incoming = opened

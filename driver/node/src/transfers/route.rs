@@ -11,10 +11,7 @@ use kube::Api;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::{
-    grants::key_of,
-    wanted::{Origin, Wanted},
-};
+use super::wanted::{Origin, Wanted};
 use crate::agent::Agent;
 
 /// How long a read from the API server may take.
@@ -74,10 +71,7 @@ pub(super) async fn route(agent: &Agent, wanted: &Wanted) -> Result<Option<Route
     let Some(peer) = get::<StorageNode>(client, &node).await? else {
         return Err(unreachable("it has no StorageNode"));
     };
-    let address = peer.spec.transfer_endpoint.as_ref();
-    let address = address.and_then(|address| address.parse().ok());
-    let address = address.ok_or_else(|| unreachable("its node plugin has no address"))?;
-    let key = key_of(&peer).ok_or_else(|| unreachable("its node plugin has published no key"))?;
+    let (address, key) = peer.transfer_peer().map_err(unreachable)?;
     Ok(Some(Route {
         node,
         address,

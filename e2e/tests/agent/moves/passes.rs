@@ -128,9 +128,7 @@ async fn a_volume_is_copied_while_it_is_used_and_little_is_copied_once_it_is_clo
         node.driver.fsck().await;
     }
     target.remove(&moved.name_any()).await;
-    let Moving { source, target, .. } = moving;
-    source.finish().await;
-    target.finish().await;
+    moving.finish().await;
 }
 
 #[tokio::test]
@@ -194,9 +192,7 @@ async fn a_pass_goes_on_over_its_base_after_each_of_its_nodes_was_killed() {
     source.remove_snapshots().await;
     moving.remove(&retained).await;
     target.remove(&moved.name_any()).await;
-    let Moving { source, target, .. } = moving;
-    source.finish().await;
-    target.finish().await;
+    moving.finish().await;
 }
 
 #[tokio::test]
@@ -232,7 +228,5 @@ async fn a_copy_without_its_base_is_complete_and_an_undone_move_leaves_nothing()
     unstage(source, &moving.volume, "before").await;
     source.driver.fsck().await;
     source.remove(&moving.name()).await;
-    let Moving { source, target, .. } = moving;
-    source.finish().await;
-    target.finish().await;
+    moving.finish().await;
 }

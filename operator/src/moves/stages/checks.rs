@@ -6,20 +6,16 @@ use cistern_crds::{
 };
 
 use super::Stage;
+use crate::moves::removal::{self, Removal};
 
 /// Removes a replica, after its image.
 pub(in crate::moves) fn clear_one(replica: &PoolReplica) -> Stage {
-    let (purpose, node) = (replica.spec.purpose, &replica.spec.node_name);
-    if !replica.spec.deletion_requested {
-        return Stage::Remove(purpose);
+    let purpose = replica.spec.purpose;
+    match removal::next(replica, "its image of the volume") {
+        Removal::Request => Stage::Remove(purpose),
+        Removal::Wait(why) => Stage::Wait(why),
+        Removal::Release => Stage::Release(purpose),
     }
-    if replica.reserved().is_none() {
-        return Stage::Release(purpose);
-    }
-    let held = condition::failing(replica.conditions(), ConditionType::Reclaimed);
-    let why = held.map_or_else(String::new, |held| format!(": {}", held.message));
-    let message = format!("node {node} removes its image of the volume{why}");
-    Stage::Wait(Explanation::new(Reason::RemovingImage, message))
 }
 
 /// Whether a volume can begin to move.
