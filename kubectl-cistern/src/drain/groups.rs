@@ -14,9 +14,9 @@ use crate::{
     },
 };
 
-/// Adds which volumes pods use together now. A pod that ends does not make it forgotten: the next one needs them on one node, too.
+/// Adds which volumes pods use together now. It stays known when a pod has ended: the next one needs them on one node, too.
 pub(super) fn remember(used: &mut Vec<Link>, cluster: &Cluster) {
-    for link in set::links(cluster, &set::by_claim(cluster)) {
+    for link in set::of_pods(cluster, &set::by_claim(cluster)) {
         if link.len() > 1 && !used.contains(&link) {
             used.push(link);
         }
@@ -208,6 +208,12 @@ mod tests {
         assert_eq!(groups(&cluster, &[], &used, "worker-1"), together);
         remember(&mut used, &cluster);
         assert_eq!(used, together);
+        // A move that names volumes together can be undone.
+        let spec = json!({"volumeName": "pvc-1", "togetherWith": ["pvc-2"]});
+        cluster.moves = vec![object(json!({"metadata": {"name": "pvc-1"}, "spec": spec}))];
+        let mut used = Vec::new();
+        remember(&mut used, &cluster);
+        assert!(used.is_empty(), "{used:?}");
     }
 
     #[test]

@@ -74,8 +74,8 @@ pub(crate) fn by_claim(cluster: &Cluster) -> Volumes {
     each.collect()
 }
 
-/// What pods use together, and what VolumeMoves name together.
-pub(crate) fn links(cluster: &Cluster, volumes: &Volumes) -> Vec<Link> {
+/// What pods use together.
+pub(crate) fn of_pods(cluster: &Cluster, volumes: &Volumes) -> Vec<Link> {
     let mut of_pods: BTreeMap<(String, String), Link> = BTreeMap::new();
     for (claim, volume) in volumes {
         for pod in cluster.pods_with(claim) {
@@ -83,7 +83,12 @@ pub(crate) fn links(cluster: &Cluster, volumes: &Volumes) -> Vec<Link> {
             of_pods.entry(pod).or_default().insert(volume.clone());
         }
     }
-    let mut links: Vec<Link> = of_pods.into_values().collect();
+    of_pods.into_values().collect()
+}
+
+/// What pods use together, and what VolumeMoves name together.
+pub(crate) fn links(cluster: &Cluster, volumes: &Volumes) -> Vec<Link> {
+    let mut links = of_pods(cluster, volumes);
     links.extend(cluster.moves.iter().map(|it| {
         let planned = it.plan().map(|plan| plan.together_with);
         let mut link: Link = it.spec.together_with.iter().cloned().collect();
