@@ -12,7 +12,12 @@ use protox::{
     prost_reflect::{ExtensionDescriptor, FieldDescriptor, MessageDescriptor},
 };
 
-const FILES: [&str; 3] = ["csi.proto", "registration.proto", "transfer.proto"];
+const FILES: [&str; 4] = [
+    "csi.proto",
+    "group.proto",
+    "registration.proto",
+    "transfer.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES.iter().chain(&["build.rs"]) {

@@ -48,6 +48,8 @@ use crate::{
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
     validation = Rule::new("has(self.groupName) == has(oldSelf.groupName)").message("groupName cannot be changed"),
     validation = Rule::new("has(self.copiedFor) == has(oldSelf.copiedFor)").message("copiedFor cannot be changed"),
+    validation = Rule::new("!has(oldSelf.takenAt) || has(self.takenAt)").message("takenAt cannot be changed"),
+    validation = Rule::new("!has(self.takenAt) || self.?acrossNodes.orValue(false)").message("takenAt is for members of a group across nodes"),
 )]
 pub struct PoolSnapshotSpec {
     /// Snapshot name from the CSI request; for a member of a group, the group's name. Set by the
@@ -105,6 +107,17 @@ pub struct PoolSnapshotSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("groupName cannot be changed"))]
     pub group_name: Option<String>,
 
+    /// Whether the volumes of the group are on several nodes. Default false. Set by the controller; immutable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("acrossNodes cannot be changed"))]
+    pub across_nodes: bool,
+
+    /// When the group was taken, if it is one across nodes. The agent then publishes the image of that time, and takes no
+    /// other one. Set by the controller; absent for other snapshots; immutable from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("takenAt cannot be changed"))]
+    pub taken_at: Option<DateTime<Utc>>,
+
     /// Name of the PoolVolume on another node that is made from the snapshot. The controller removes the snapshot
     /// when that volume is made. Set by the controller; absent for a snapshot that a user requested; immutable. The
     /// name of the source volume itself if that moves while it is used: the operator sets it then, and removes the
@@ -156,6 +169,8 @@ impl PoolSnapshotSpec {
             provisioning: volume.admitted_attributes().provisioning,
             consistency,
             group_name: None,
+            across_nodes: false,
+            taken_at: None,
             copied_for: None,
             deletion_requested: false,
             epoch: 0,

@@ -26,7 +26,7 @@ pub const MAX_MEMBERS: usize = 64;
     category = "cistern",
     status = "PoolSnapshotGroupStatus",
     derive = "PartialEq",
-    doc = "Snapshots of several volumes of one node, taken at one point in time. Written by Cistern; the data is in its snapshots.",
+    doc = "Snapshots of several volumes, taken at one point in time. Written by Cistern; the data is in its snapshots.",
     selectable = ".spec.nodeName",
     validation = Rule::new(location::GROUP_RULE).message(location::GROUP_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -37,14 +37,18 @@ pub const MAX_MEMBERS: usize = 64;
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(oldSelf.takenAt) || has(self.takenAt)").message("takenAt cannot be changed"),
+    validation = Rule::new("!has(oldSelf.takenAt) || self.?attempt.orValue(0) == oldSelf.?attempt.orValue(0)").message("attempt cannot be changed once the group is taken"),
+)]
 pub struct PoolSnapshotGroupSpec {
     /// Group snapshot name from the CSI request. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// Name of the Node that holds every volume of the group. Set by the controller; changed by the operator
-    /// if all of its snapshots are on another node.
+    /// Name of the Node that holds every volume of the group; of a group across nodes, the first one. Set by the
+    /// controller; changed by the operator if all of its snapshots are on another node.
     #[schemars(length(min = 1, max = 253))]
     pub node_name: String,
 
@@ -64,6 +68,24 @@ pub struct PoolSnapshotGroupSpec {
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
+
+    /// Whether the volumes are on several nodes. Then the controller keeps their agents in step, and `takenAt` decides that
+    /// the group is taken. Default false. Set by the controller; immutable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("acrossNodes cannot be changed"))]
+    pub across_nodes: bool,
+
+    /// Number of the current attempt to take a group across nodes. An agent takes part in no other one. Set by the
+    /// controller; absent means 0; cannot be decreased.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[x_kube(validation = Rule::new("self >= oldSelf").message("attempt cannot be decreased"))]
+    pub attempt: u32,
+
+    /// When the snapshots of a group across nodes were taken. Set by the controller once every snapshot is durable on its
+    /// disk; immutable from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("takenAt cannot be changed"))]
+    pub taken_at: Option<DateTime<Utc>>,
 
     /// How often `nodeName` has changed. Set by the operator; absent means 0.
     #[serde(default, skip_serializing_if = "is_zero")]

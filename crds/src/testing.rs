@@ -170,6 +170,9 @@ pub fn ready_group() -> PoolSnapshotGroup {
             snapshot: "snapshot-1".into(),
         }],
         deletion_requested: false,
+        across_nodes: false,
+        attempt: 0,
+        taken_at: None,
         epoch: 0,
     };
     let mut group = PoolSnapshotGroup::new("group-1", spec);

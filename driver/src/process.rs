@@ -11,6 +11,7 @@ use cistern_client::{
 use cistern_controller::{
     groups::Groups,
     metadata::{self, Relay},
+    node_plugins::NodePlugins,
     objects::{Objects, nodes::Nodes},
     snapshots::Snapshots,
     volumes::Volumes,
@@ -31,6 +32,7 @@ use cistern_proto::csi::v1::{
     identity_server::IdentityServer, node_server::NodeServer,
     snapshot_metadata_server::SnapshotMetadataServer,
 };
+use cistern_proto::group::v1alpha1::group_snapshots_server::GroupSnapshotsServer;
 use cistern_transfer::{KeyPair, PublicKey, Rate, Source as _};
 use futures::{
     FutureExt as _, TryFutureExt as _,
@@ -48,7 +50,7 @@ use crate::{
     config,
     csi::{
         controller::Controller,
-        group::GroupController,
+        group::{GroupController, part::GroupParts},
         identity::Identity,
         metadata::{SnapshotMetadata, relay::RelayedMetadata},
         node::Node,
@@ -89,9 +91,15 @@ pub async fn controller(options: config::Controller) -> Result {
     let (volumes, watch_volumes) =
         Volumes::new(of_volumes.clone(), of_snapshots.clone(), readiness.clone());
     let (snapshots, watch_snapshots) = Snapshots::new(of_snapshots, of_volumes, readiness.clone());
-    let relay = Relay::new(client.clone(), Arc::clone(&nodes), keys);
+    let plugins = NodePlugins::new(Arc::clone(&nodes), keys);
+    let relay = Relay::new(client.clone(), plugins.clone());
     let of_groups = Objects::<PoolSnapshotGroup>::new(client, nodes);
-    let (groups, watch_groups) = Groups::new(of_groups, Arc::clone(&snapshots), readiness.clone());
+    let (groups, watch_groups) = Groups::new(
+        of_groups,
+        Arc::clone(&snapshots),
+        plugins,
+        readiness.clone(),
+    );
     let services = Routes::new(IdentityServer::new(identity))
         .add_service(ControllerServer::new(Controller::new(volumes, snapshots)))
         .add_service(GroupControllerServer::new(GroupController::new(groups)))
@@ -160,7 +168,11 @@ pub async fn node(options: config::Node) -> Result {
         .add_service(SnapshotMetadataServer::new(metadata.clone()));
     let asked = ForControllers(Arc::clone(&controllers));
     let asked = SnapshotMetadataServer::with_interceptor(metadata, asked);
-    let for_peers = Routes::new(cistern_transfer::service(sending, rate)).add_service(asked);
+    let taken = ForControllers(Arc::clone(&controllers));
+    let taken = GroupSnapshotsServer::with_interceptor(GroupParts::new(agent.agent()), taken);
+    let for_peers = Routes::new(cistern_transfer::service(sending, rate))
+        .add_service(asked)
+        .add_service(taken);
 
     let endpoint = options.service.endpoint.path();
     let csi = socket::bind(endpoint).await?;
@@ -208,7 +220,7 @@ impl Interceptor for ForControllers {
         if key.is_some_and(|key| self.0.have(key)) {
             return Ok(request);
         }
-        let why = "only a controller may ask where snapshots hold data";
+        let why = "only a controller may ask where snapshots hold data, or take a group";
         Err(Status::permission_denied(why))
     }
 }

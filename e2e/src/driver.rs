@@ -302,6 +302,17 @@ impl Driver {
         self.node.stop().await;
     }
 
+    /// Kills the controller's process.
+    pub fn kill_controller(&mut self) {
+        self.controller.kill();
+    }
+
+    /// Starts the controller's process after [`Self::kill_controller`].
+    pub async fn start_controller(&mut self) {
+        let command = self.host.controller_command();
+        self.controller.start_again(command).await;
+    }
+
     /// Kills the node's process.
     pub fn kill_node(&mut self) {
         self.node.kill();

@@ -1,4 +1,5 @@
-//! The gRPC protocols of Cistern: CSI, kubelet's plugin registration, and the transfer of data between nodes.
+//! The gRPC protocols of Cistern: CSI, kubelet's plugin registration, the transfer of data between nodes, and
+//! groups of snapshots across nodes.
 //!
 //! All code is generated from the `.proto` files next to `src`. `Debug` of a message omits secrets
 //! and mount flags.
@@ -30,6 +31,14 @@ pub mod registration {
     /// See `registration.proto`.
     pub mod v1 {
         tonic::include_proto!("pluginregistration");
+    }
+}
+
+/// Groups of snapshots across nodes.
+pub mod group {
+    /// See `group.proto`.
+    pub mod v1alpha1 {
+        tonic::include_proto!("cistern.group.v1alpha1");
     }
 }
 

@@ -3,14 +3,15 @@
 //!
 //! ```text
 //! volumes, snapshots, groups → objects → API server
-//! metadata → the node plugin that has the snapshot
+//! metadata, groups → node_plugins → the node plugins that have the snapshots
 //! ```
 //!
-//! *Invariant:* nothing but `metadata` talks to a node. The controller writes a spec, and waits for the status
-//! that the node's agent writes.
+//! *Invariant:* the controller writes a spec, and waits for the status that the node's agent writes. It talks to a node only to ask
+//! where snapshots have data, and to keep several nodes in step.
 
 pub mod groups;
 pub mod metadata;
+pub mod node_plugins;
 pub mod objects;
 pub mod snapshots;
 pub mod volumes;

@@ -3,16 +3,15 @@
 
 mod keys;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
-use cistern_crds::{PoolSnapshot, StorageNode, names};
-use cistern_transfer::{KeyPair, PublicKey, connect};
+use cistern_crds::{PoolSnapshot, names};
 use kube::{Api, Client};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
 pub use self::keys::publish;
-use crate::objects::nodes::Nodes;
+use crate::node_plugins::{self, NodePlugins};
 
 /// How long the API server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,8 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Relay {
     snapshots: Api<PoolSnapshot>,
-    nodes: Arc<Nodes>,
-    own: KeyPair,
+    plugins: NodePlugins,
 }
 
 /// The node plugin that has a snapshot.
@@ -52,36 +50,23 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The node plugin cannot be found.
-    #[error("snapshot {snapshot} is on node {node}, which cannot be asked now: {why}; try again")]
-    Unknown {
+    /// The node plugin cannot be found or reached.
+    #[error("cannot read where snapshot {snapshot} has data")]
+    NodePlugin {
         /// Id of the snapshot.
         snapshot: String,
-        /// Name of its node.
-        node: String,
-        /// What is missing.
-        why: &'static str,
-    },
-    /// The node plugin cannot be reached.
-    #[error("snapshot {snapshot} is on node {node}, which cannot be reached; try again")]
-    Unreachable {
-        /// Id of the snapshot.
-        snapshot: String,
-        /// Name of its node.
-        node: String,
-        /// Why.
+        /// The node, and why.
         #[source]
-        source: cistern_transfer::Error,
+        source: node_plugins::Error,
     },
 }
 
 impl Relay {
-    /// Connects with a key that is published.
-    pub fn new(client: Client, nodes: Arc<Nodes>, own: KeyPair) -> Self {
+    /// Finds snapshots and connects to their nodes.
+    pub fn new(client: Client, plugins: NodePlugins) -> Self {
         Self {
             snapshots: Api::all(client),
-            nodes,
-            own,
+            plugins,
         }
     }
 
@@ -89,25 +74,12 @@ impl Relay {
     /// node plugin does not answer.
     pub async fn node_of(&self, snapshot: &str) -> Result<NodePlugin, Error> {
         let node = self.find(snapshot).await?;
-        let unknown = |why| Error::Unknown {
+        let channel = self.plugins.connect(&node).await;
+        let channel = channel.map_err(|source| Error::NodePlugin {
             snapshot: snapshot.to_owned(),
-            node: node.clone(),
-            why,
-        };
-        let peer = self.nodes.inspect(&node, |node| {
-            node.map(StorageNode::transfer_peer::<PublicKey>)
-        });
-        let peer = peer.ok_or_else(|| unknown("the StorageNodes have not been listed yet"))?;
-        let peer = peer.ok_or_else(|| unknown("it has no StorageNode"))?;
-        let peer = peer.map_err(unknown)?;
-        match connect(&self.own, peer).await {
-            Ok(channel) => Ok(NodePlugin { node, channel }),
-            Err(source) => Err(Error::Unreachable {
-                snapshot: snapshot.to_owned(),
-                node,
-                source,
-            }),
-        }
+            source,
+        })?;
+        Ok(NodePlugin { node, channel })
     }
 
     /// The node of a snapshot.
@@ -133,35 +105,7 @@ impl Relay {
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay")
-            .field("own", &self.own)
+            .field("plugins", &self.plugins)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_plugin_is_known_by_its_address_and_its_key() {
-        let key = KeyPair::generate().unwrap().public();
-        let node = |address: Option<&str>, key: Option<String>| {
-            let mut node = StorageNode::new("w1", cistern_crds::StorageNodeSpec::default());
-            node.spec.transfer_endpoint = address.map(str::to_owned);
-            node.status.get_or_insert_default().transfer_key = key;
-            node
-        };
-        let address = "10.0.0.1:9812";
-        let found = node(Some(address), Some(key.to_string())).transfer_peer();
-        assert_eq!(found, Ok((address.parse().unwrap(), key)));
-        for (address, key, why) in [
-            (None, Some(key.to_string()), "no address"),
-            (Some("w1"), Some(key.to_string()), "no address"),
-            (Some(address), None, "no key"),
-            (Some(address), Some("?".to_owned()), "no key"),
-        ] {
-            let error = node(address, key).transfer_peer::<PublicKey>().unwrap_err();
-            assert!(error.contains(why), "{error}");
-        }
     }
 }

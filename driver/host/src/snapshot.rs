@@ -19,11 +19,13 @@
 //! stopped. So each clone shows its image at the time at which that member was cloned.
 //!
 //! *Invariants:* a snapshot gets its name only when it is whole and on the disk. A group is
-//! returned complete or not at all. No filesystem stays frozen for longer than [`FREEZE_LIMIT`]. A
+//! returned complete or not at all. So is each part of a group whose volumes are on several nodes
+//! ([`Root::take_part`]); a [`Barrier`] keeps the parts in step. No filesystem stays frozen for longer than [`FREEZE_LIMIT`]. A
 //! clone is discarded when its filesystem was thawed before it was made. The image of a snapshot is
 //! never written to.
 
 mod attachment;
+mod barrier;
 mod freeze;
 mod not_frozen;
 mod prepared;
@@ -38,8 +40,12 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_types::{Consistency, ExtentLimits};
 
-use self::{attachment::Attachment, freeze::Freeze, prepared::Prepared};
-pub use self::{freeze::FREEZE_LIMIT, not_frozen::NotFrozen};
+use self::{attachment::Attachment, barrier::Alone, freeze::Freeze, prepared::Prepared};
+pub use self::{
+    barrier::{Barrier, Stopped},
+    freeze::FREEZE_LIMIT,
+    not_frozen::NotFrozen,
+};
 use crate::{
     id::Uid,
     image::{self, IdentityConflict, Image, Owner, SnapshotRecord, failed},
@@ -89,6 +95,9 @@ pub enum Error {
         /// The cause, and what to do.
         why: NotFrozen,
     },
+    /// Another part of the group ended the attempt.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 impl Root {
@@ -114,32 +123,45 @@ impl Root {
             for (member, _) in found {
                 member.pool.remove_image(&member.request.uid)?;
             }
-            self.take_all(members, consistency, clock)?;
+            let is_group = members.len() > 1;
+            self.take_all(members, (consistency, is_group), &mut Alone { clock })?;
         }
-        let images = members.iter().map(|member| {
-            let (pool, uid) = (member.pool, &member.request.uid);
-            // Also for an existing snapshot: the call that took it may have failed at this sync.
-            pool.system
-                .sync(pool.images.as_fd())
-                .map_err(failed("sync the name", uid))?;
-            Ok(pool.image(uid)?.ok_or_else(|| pool.missing(uid))?)
-        });
-        images.collect()
+        images_of(members)
+    }
+
+    /// Takes the part of a group that is on this node, in step with its other parts. Fails like [`Self::take_snapshots`], and
+    /// if another part does not go on. When it returns the part is on the disk, and the group is taken once every part is.
+    ///
+    /// Snapshots of an earlier attempt are removed. Do not call this for a group that was taken.
+    pub fn take_part(
+        &self,
+        members: &[Member<'_>],
+        consistency: Consistency,
+        barrier: &mut dyn Barrier,
+    ) -> Result<Vec<Image>, Error> {
+        for member in members {
+            member.pool.check().map_err(image::Error::from)?;
+        }
+        for (member, _) in taken_earlier(members)? {
+            member.pool.remove_image(&member.request.uid)?;
+        }
+        self.take_all(members, (consistency, true), barrier)?;
+        images_of(members)
     }
 
     /// Takes all snapshots, none of which exists.
     fn take_all(
         &self,
         members: &[Member<'_>],
-        consistency: Consistency,
-        clock: fn() -> DateTime<Utc>,
+        how: (Consistency, bool),
+        barrier: &mut dyn Barrier,
     ) -> Result<(), Error> {
         // Locks the sources in a fixed order, so that groups with common members do not deadlock.
         let mut ordered: Vec<_> = members.iter().collect();
         ordered.sort_by_key(|member| &member.request.source);
         let prepared = ordered.into_iter().map(Prepared::new);
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
-        let time = self.reflink(&prepared, consistency, clock)?;
+        let time = self.reflink(&prepared, how, barrier)?;
         commit(prepared, time)
     }
 
@@ -147,21 +169,21 @@ impl Root {
     fn reflink(
         &self,
         members: &[Prepared<'_>],
-        consistency: Consistency,
-        clock: fn() -> DateTime<Utc>,
+        (consistency, is_group): (Consistency, bool),
+        barrier: &mut dyn Barrier,
     ) -> Result<DateTime<Utc>, Error> {
-        let is_group = members.len() > 1;
         let must_freeze = match consistency {
             Consistency::Crash => is_group,
             Consistency::Filesystem => true,
         };
+        let mut unfrozen = 0;
         let mounted = if must_freeze {
             let attached = members.iter().map(|member| {
                 let found = attachment::find(&*self.system, &member.source)?;
                 Ok((&member.source.image.uid, found))
             });
             let attached = attached.collect::<Result<Vec<_>, Error>>()?;
-            refuse_unfrozen(&attached, consistency)?;
+            unfrozen = refuse_unfrozen(&attached, consistency)?;
             let mounted = attached.into_iter().filter_map(|(uid, found)| match found {
                 Attachment::Mounted(inside) => Some((uid.clone(), inside)),
                 Attachment::None | Attachment::Device | Attachment::Unseen => None,
@@ -173,12 +195,12 @@ impl Root {
         for (uid, inside) in &mounted {
             self.sync_filesystem(uid, inside)?;
         }
+        barrier.prepared(unfrozen)?;
         let freeze = Freeze::begin(self, mounted)?;
-        let time = clock();
-        let cloned = members.iter().try_for_each(Prepared::reflink);
+        let cloned = clone_all(members, barrier);
         // Ends the freeze even if cloning failed, so that the filesystems are thawed.
         let stayed_frozen = freeze.end();
-        cloned?;
+        let time = cloned?;
         stayed_frozen?;
         Ok(time)
     }
@@ -202,9 +224,33 @@ impl Root {
     }
 }
 
-/// Fails when more than one member of a group could change while the others are frozen, or when a
+/// Clones every member once all parts are frozen, and returns the time of the group.
+fn clone_all(members: &[Prepared<'_>], barrier: &mut dyn Barrier) -> Result<DateTime<Utc>, Error> {
+    let time = barrier.frozen()?;
+    members.iter().try_for_each(Prepared::reflink)?;
+    barrier.cloned()?;
+    Ok(time)
+}
+
+/// The images of snapshots that were taken, once their names are on the disk.
+fn images_of(members: &[Member<'_>]) -> Result<Vec<Image>, Error> {
+    let images = members.iter().map(|member| {
+        let (pool, uid) = (member.pool, &member.request.uid);
+        // Also for an existing snapshot: the call that took it may have failed at this sync.
+        pool.system
+            .sync(pool.images.as_fd())
+            .map_err(failed("sync the name", uid))?;
+        Ok(pool.image(uid)?.ok_or_else(|| pool.missing(uid))?)
+    });
+    images.collect()
+}
+
+/// Counts the members that can change while the others are frozen. Fails when there is more than one, or when a
 /// filesystem-consistent snapshot cannot freeze its filesystem.
-fn refuse_unfrozen(attached: &[(&Uid, Attachment)], consistency: Consistency) -> Result<(), Error> {
+fn refuse_unfrozen(
+    attached: &[(&Uid, Attachment)],
+    consistency: Consistency,
+) -> Result<usize, Error> {
     let freeze_failed = |uid: &Uid, why| Error::FreezeFailed {
         uid: uid.clone(),
         why,
@@ -222,7 +268,7 @@ fn refuse_unfrozen(attached: &[(&Uid, Attachment)], consistency: Consistency) ->
     {
         return Err(freeze_failed(uid, NotFrozen::Unseen));
     }
-    Ok(())
+    Ok(usize::from(first.is_some()))
 }
 
 /// Gives all members their names, or none.

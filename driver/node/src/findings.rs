@@ -156,7 +156,8 @@ impl View {
         for group in &self.groups {
             let status = group.status.as_ref();
             let is_taken = status.is_some_and(|status| status.creation_time.is_some());
-            if group.spec.deletion_requested || !is_taken {
+            // The snapshots of a group across nodes are not all on this node.
+            if group.spec.deletion_requested || !is_taken || group.spec.across_nodes {
                 continue;
             }
             for member in &group.spec.members {
@@ -172,7 +173,8 @@ impl View {
             }
         }
         for snapshot in &self.snapshots {
-            let Some(name) = &snapshot.spec.group_name else {
+            let name = snapshot.spec.group_name.as_ref();
+            let Some(name) = name.filter(|_| !snapshot.spec.across_nodes) else {
                 continue;
             };
             if !index.groups.contains(name) {

@@ -143,6 +143,7 @@ impl Error {
             Self::Ambiguous { .. } | Self::Uid(_) => Reason::IdentityConflict,
             Self::MkfsOptions(_) => Reason::ProvisioningFailed,
             Self::Snapshot(snapshot::Error::FreezeFailed { .. }) => Reason::FreezeFailed,
+            Self::Snapshot(snapshot::Error::Stopped(_)) => Reason::SnapshotFailed,
             Self::Image(error) | Self::Snapshot(snapshot::Error::Image(error)) => match error {
                 image::Error::Pool(_) => Reason::PoolNotReady,
                 image::Error::Missing { .. } => Reason::ImageMissing,
@@ -185,9 +186,11 @@ impl Error {
                 | image::Error::NoSpace { uid, .. }
                 | image::Error::Failed { uid, .. } => Some(uid),
             },
-            Self::Difference(_) | Self::Ambiguous { .. } | Self::Uid(_) | Self::MkfsOptions(_) => {
-                None
-            }
+            Self::Difference(_)
+            | Self::Ambiguous { .. }
+            | Self::Uid(_)
+            | Self::MkfsOptions(_)
+            | Self::Snapshot(snapshot::Error::Stopped(_)) => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The CSI GroupController service: parses each request, calls the controller, and renders the
 //! result.
 
+pub mod part;
 mod request;
 mod status;
 

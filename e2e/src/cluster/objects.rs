@@ -26,7 +26,7 @@ pub enum Binding {
 
 /// Appends the numbers 1, 2, 3 … to `/data/log` and syncs each before the next. Continues where an earlier pod
 /// stopped. Ends when a write fails.
-const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
+pub const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
 while echo $((n += 1)) >> /data/log && sync -d /data/log; do sleep 0.1; done; exit 1";
 
 impl Test {

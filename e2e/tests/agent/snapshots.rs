@@ -1,6 +1,7 @@
 //! Snapshots: taken completely or not at all, only once, and kept until their own deletion is requested.
 //! And volumes that are created from them.
 
+mod across;
 mod copies;
 mod frozen;
 mod groups;

@@ -5,13 +5,13 @@ use cistern_e2e::{
     Test,
     cluster::{
         PATIENCE,
-        objects::{Binding::WaitForFirstConsumer, pod_spec},
-        snapshots::{Source, VolumeGroupSnapshot, VolumeSnapshot},
+        objects::{Binding::WaitForFirstConsumer, WRITER, pod_spec},
+        snapshots::Source,
     },
     eventually,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::{ResourceExt as _, api::ListParams};
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 const SIZE: Bytes = Bytes::mib(64);
@@ -111,11 +111,11 @@ async fn a_group_of_frozen_filesystems_never_has_a_later_write_without_an_earlie
 }
 
 #[tokio::test]
-async fn claims_on_two_nodes_are_no_group_and_the_refused_one_can_be_deleted() {
-    Test::run("group-apart", async |test| {
+async fn a_group_of_claims_on_two_nodes_is_taken_while_pods_write_and_is_restored() {
+    Test::run("group-across", async |test| {
         if !test
             .cluster
-            .takes_snapshots_or_skip("groups over nodes")
+            .takes_snapshots_or_skip("groups across nodes")
             .await
         {
             return;
@@ -124,20 +124,28 @@ async fn claims_on_two_nodes_are_no_group_and_the_refused_one_can_be_deleted() {
         let pool = test.pool("pool", Bytes::gib(1), &[&first, &second]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
         let together = test.group_class("together", json!({})).await;
-        for (claim, node) in [("first", &first), ("second", &second)] {
+        let places = [("first", &first), ("second", &second)];
+        for (claim, node) in places {
             test.claim(claim, &class, SIZE).await;
             let selector = json!({"kubernetes.io/hostname": node});
-            test.pod(claim, claim, "sleep 3600", selector).await;
+            test.pod(claim, claim, WRITER, selector).await;
             assert_eq!(&test.running(claim).await, node);
         }
-        test.take_group("apart", &together).await;
-        test.refused::<VolumeGroupSnapshot>("apart", &[&first, &second])
-            .await;
-        test.delete(&test.namespaced::<VolumeGroupSnapshot>(), "apart")
-            .await;
-        let members = test.namespaced::<VolumeSnapshot>();
-        let members = members.list(&ListParams::default()).await.unwrap();
-        assert_eq!(members.items.len(), 0, "{members:?}");
+        let mut written = Vec::new();
+        for (pod, _) in places {
+            written.push(test.writes_go_on(pod).await);
+        }
+        let group = test.snapshot_group("group", &together).await;
+        for ((claim, node), written) in places.into_iter().zip(written) {
+            test.writes_go_on(claim).await;
+            let member = test.member(&group, claim).await;
+            let restored = format!("restored-{claim}");
+            test.claim_from(Source::Snapshot(&member), &restored, &class, SIZE)
+                .await;
+            test.writer(&restored, &restored).await;
+            assert_eq!(&test.running(&restored).await, node);
+            assert!(test.writes_go_on(&restored).await > written);
+        }
     })
     .await;
 }

@@ -381,26 +381,48 @@ async fn cgs_19_concurrent_calls_for_one_group_take_one_and_delete_it_once() {
 }
 
 #[tokio::test]
-async fn cgs_07_volumes_of_several_nodes_are_refused_and_the_answer_names_the_node_of_each() {
+async fn cgs_04_volumes_of_two_nodes_are_snapshotted_together() {
     let driver = start("node-of-another-group", "another-group").await;
     let here = volume("group-here").await;
     let mut request = create_request("group-there");
     request.parameters = map(&[("pool", "another-group")]);
     let there = create(request).await.unwrap().volume_id;
-    let answer = take(of("scattered", &[&here.id, &there])).await;
-    let status = answer.unwrap_err();
-    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-    for place in [
-        "group-here on node-of-requirements",
-        "group-there on node-of-another-group",
-        "one node",
-    ] {
-        assert!(status.message().contains(place), "{status}");
+    let group = eventually("the group to be ready", SOON, async || {
+        match take(of("scattered", &[&here.id, &there])).await {
+            Ok(group) if group.ready_to_use => Ok(group),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    let members = ids(&group);
+    for snapshot in &group.snapshots {
+        assert_eq!(snapshot.creation_time, group.creation_time);
     }
+    let read = get(&group.group_snapshot_id, &members).await.unwrap();
+    assert_eq!(read, group);
+    remove(&group.group_snapshot_id, &members).await.unwrap();
     assert!(is_gone("scattered", &[&here]).await);
     delete(&there).await.unwrap();
     here.end().await;
     driver.finish().await;
+}
+
+#[tokio::test]
+async fn cgs_07_two_raw_block_volumes_in_use_are_refused_because_nothing_stops_their_writers() {
+    let one = Volume::new("busy-1", block(), SIZE).await;
+    let other = Volume::new("busy-2", block(), SIZE).await;
+    for volume in [&one, &other] {
+        volume.stage().await.unwrap();
+    }
+    let answer = take(of("busy", &[&one.id, &other.id])).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("raw block"), "{status}");
+    assert!(is_gone("busy", &[&one, &other]).await);
+    for volume in [one, other] {
+        volume.unstage().await.unwrap();
+        volume.end().await;
+    }
 }
 
 // Shows: CGS-13.

@@ -121,6 +121,8 @@ fn snapshot(choice: &SelectedOrphan) -> PoolSnapshot {
         provisioning: identity.provisioning,
         consistency: Consistency::default(),
         group_name: None,
+        across_nodes: false,
+        taken_at: None,
         copied_for: None,
         deletion_requested: false,
         epoch: 0,

@@ -16,7 +16,7 @@ use cistern_crds::{
 use futures::future::try_join_all;
 use kube::ResourceExt as _;
 
-use super::{Error, Groups, ListedGroup, request};
+use super::{Error, Groups, ListedGroup, decide::Decision, request};
 use crate::objects::{
     self, Objects,
     advice::advice,
@@ -43,11 +43,24 @@ impl Lifecycle<ListedGroup> for Groups {
     ) -> Result<FollowOutcome<ListedGroup, PoolSnapshotGroup, Error>, Error> {
         let snapshots = match self.ask_for_snapshots(&group).await {
             // The volumes have changed since the group was requested.
-            Err(
-                why @ (Error::SeveralNodes { .. } | Error::Object(objects::Error::NotFound { .. })),
-            ) => return Ok(FollowOutcome::Withdraw(Box::new(group), Some(why))),
+            Err(why @ Error::Object(objects::Error::NotFound { .. })) => {
+                return Ok(FollowOutcome::Withdraw(Box::new(group), Some(why)));
+            }
             snapshots => snapshots?,
         };
+        let Some(snapshots) = snapshots else {
+            return Ok(FollowOutcome::Withdraw(Box::new(group), None));
+        };
+        if group.spec.across_nodes && progress(&group) != GroupProgress::Leaving {
+            match self.take_across(group, &snapshots, operation).await? {
+                Decision::Taken(taken) => group = taken,
+                Decision::Changed => return Ok(FollowOutcome::Changed),
+                Decision::Refused(group, why) => {
+                    return Ok(FollowOutcome::Withdraw(Box::new(group), Some(why)));
+                }
+            }
+            self.publish(&group).await?;
+        }
         let mut nodes = self.objects.nodes().subscribe();
         loop {
             let why = match progress(&group) {
@@ -63,7 +76,7 @@ impl Lifecycle<ListedGroup> for Groups {
             // admitted group stays, because some of its snapshots may be taken.
             let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
             if is_hopeless && !self.is_admitted(&group).await? {
-                let why = why.map(|why| refused(&group, &snapshots, why));
+                let why = why.map(|why| refused(&group, &group.spec.node_name, &snapshots, why));
                 return Ok(FollowOutcome::Withdraw(Box::new(group), why));
             }
             let node = &group.spec.node_name;
@@ -128,26 +141,28 @@ impl Lifecycle<ListedGroup> for Groups {
 }
 
 impl Groups {
-    /// Ensures that a PoolSnapshot exists for each volume of a group that is not taken yet.
+    /// Ensures that a PoolSnapshot exists for each volume of a group that is not taken yet. Returns None if a volume is not on
+    /// the node of its group any more.
     async fn ask_for_snapshots(
         &self,
         group: &PoolSnapshotGroup,
-    ) -> Result<Vec<PoolSnapshot>, Error> {
+    ) -> Result<Option<Vec<PoolSnapshot>>, Error> {
         match progress(group) {
             GroupProgress::Waits(_) => {}
             GroupProgress::Taken | GroupProgress::Leaving | GroupProgress::Refused(..) => {
-                return Ok(Vec::new());
+                return Ok(Some(Vec::new()));
             }
         }
         let members = group.spec.members.iter();
-        try_join_all(members.map(|member| self.ask_for_snapshot(group, member))).await
+        let snapshots = try_join_all(members.map(|member| self.ask_for_snapshot(group, member)));
+        Ok(snapshots.await?.into_iter().collect())
     }
 
     async fn ask_for_snapshot(
         &self,
         group: &PoolSnapshotGroup,
         member: &GroupMember,
-    ) -> Result<PoolSnapshot, Error> {
+    ) -> Result<Option<PoolSnapshot>, Error> {
         let snapshots = self.snapshots.objects();
         loop {
             match snapshots.find(&member.snapshot).await? {
@@ -157,18 +172,16 @@ impl Groups {
                     snapshots.finish_removal(snapshot, &mut operation).await?;
                     continue;
                 }
-                Some(snapshot) => return Ok(snapshot),
+                Some(snapshot) => return Ok(Some(snapshot)),
                 None => {}
             }
             let (volume, image) = self.snapshots.volume(&member.volume).await?;
-            let node = &group.spec.node_name;
-            if volume.spec.node_name != *node {
-                let places = format!("{} is not on node {node} any more", member.volume);
-                return Err(Error::SeveralNodes { places });
+            if !group.spec.across_nodes && volume.spec.node_name != group.spec.node_name {
+                return Ok(None);
             }
             let desired = request::member(group, &volume, &image);
             if let Some(snapshot) = snapshots.create(&desired).await? {
-                return Ok(snapshot);
+                return Ok(Some(snapshot));
             }
         }
     }
@@ -187,7 +200,7 @@ impl Groups {
     }
 
     /// Why the node takes no snapshot; None if it does.
-    fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<Explanation> {
+    pub(super) fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<Explanation> {
         snapshots.iter().find_map(|snapshot| {
             let (node, pool) = (snapshot.node_name(), snapshot.pool_name());
             self.objects.nodes().unavailable(node, pool)
@@ -243,15 +256,21 @@ fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
 /// Whether the group was taken, so that a caller may have received it in a response.
 fn is_taken(group: &PoolSnapshotGroup) -> bool {
     let status = group.status.as_ref();
-    status.is_some_and(|status| status.creation_time.is_some())
+    group.spec.taken_at.is_some() || status.is_some_and(|status| status.creation_time.is_some())
 }
 
-fn refused(group: &PoolSnapshotGroup, snapshots: &[PoolSnapshot], why: Explanation) -> Error {
+/// Why a node does not take a group.
+pub(super) fn refused(
+    group: &PoolSnapshotGroup,
+    node: &str,
+    snapshots: &[PoolSnapshot],
+    why: Explanation,
+) -> Error {
     let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
     let pools: Vec<&str> = pools.into_iter().collect();
     Error::Refused {
         group: group.name_any(),
-        node: group.spec.node_name.clone(),
+        node: node.to_owned(),
         advice: advice(why.reason, &pools.join(", ")),
         why,
     }
@@ -265,7 +284,7 @@ mod tests {
     use crate::{groups::request::tests::wanted, testing::at};
 
     fn said(status: bool, reason: Reason) -> PoolSnapshotGroup {
-        let mut group = wanted("daily", &["a", "b"]).on_node("n1");
+        let mut group = wanted("daily", &["a", "b"]).on(&["n1"].into());
         let mut status_of_group = PoolSnapshotGroupStatus::default();
         let finding =
             ConditionUpdate::new(ConditionType::Ready, status, reason, "the agent's words");
@@ -302,7 +321,7 @@ mod tests {
             let waits = progress(&said(false, reason));
             assert!(matches!(&waits, GroupProgress::Waits(said) if said.contains("words")));
         }
-        let fresh = wanted("daily", &["a"]).on_node("n1");
+        let fresh = wanted("daily", &["a"]).on(&["n1"].into());
         assert!(matches!(progress(&fresh), GroupProgress::Waits(_)));
     }
 }

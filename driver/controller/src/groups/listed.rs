@@ -23,9 +23,10 @@ impl ListedGroup {
     /// Reads the listed fields. None for a group that was not taken yet, or that has no snapshots
     /// left.
     pub fn of(group: &PoolSnapshotGroup, snapshots: &[PoolSnapshot]) -> Option<Self> {
-        let status = group.status.as_ref()?;
+        let status = group.status.clone().unwrap_or_default();
         let snapshots: Vec<_> = snapshots.iter().filter_map(ListedSnapshot::of).collect();
-        let creation_time = status.creation_time.filter(|_| !snapshots.is_empty())?;
+        let taken = status.creation_time.or(group.spec.taken_at);
+        let creation_time = taken.filter(|_| !snapshots.is_empty())?;
         let is_whole = snapshots.len() == group.spec.members.len();
         Some(Self {
             id: group.name_any(),
@@ -58,7 +59,7 @@ mod tests {
     }
 
     fn group(is_ready: bool, creation_time: Option<DateTime<Utc>>) -> PoolSnapshotGroup {
-        let mut group = wanted("daily", &["a", "b"]).on_node("n1");
+        let mut group = wanted("daily", &["a", "b"]).on(&["n1"].into());
         group.status = Some(PoolSnapshotGroupStatus {
             creation_time,
             conditions: ready(is_ready),

@@ -1,4 +1,4 @@
-//! Group snapshots in the controller: several volumes of one node at one point in time.
+//! Group snapshots in the controller: several volumes at one point in time.
 //!
 //! ```text
 //! ensure ─▶ PoolSnapshotGroup, then a PoolSnapshot for each volume ─▶ agent ─▶ watch ─▶ ensure
@@ -9,6 +9,8 @@
 //! and its spec names all of its snapshots. So after a crash or a cancelled call, a repeat of the same
 //! call resumes at any point.
 
+mod across;
+mod decide;
 mod delete;
 mod ensure;
 mod follow;
@@ -29,6 +31,7 @@ pub use self::{
     request::{GroupQuery, NewGroup},
 };
 use crate::{
+    node_plugins::NodePlugins,
     objects::{self, Objects, not_found, watch::watch},
     snapshots::Snapshots,
 };
@@ -39,21 +42,12 @@ pub enum Error {
     /// An error that all objects share.
     #[error(transparent)]
     Object(#[from] objects::Error),
-    /// The volumes are on several nodes, which cannot freeze together (CGS-07).
-    #[error(
-        "a group of snapshots is taken on one node, and these volumes are on several: {places}; \
-         take a group for each node"
-    )]
-    SeveralNodes {
-        /// Each node and its volumes.
-        places: String,
-    },
-    /// The node refuses the group. No object remains (CGS-16).
+    /// The node refuses the group (CGS-07). No object remains (CGS-16).
     #[error("node {node} cannot take group snapshot {group}: {why}: {advice}")]
     Refused {
         /// The group snapshot id.
         group: String,
-        /// The node of its volumes.
+        /// The node that refuses it.
         node: String,
         /// Reason and message of the refusal.
         why: Explanation,
@@ -75,6 +69,7 @@ pub enum Error {
 pub struct Groups {
     objects: Objects<PoolSnapshotGroup>,
     snapshots: Arc<Snapshots>,
+    plugins: NodePlugins,
 }
 
 impl Groups {
@@ -83,10 +78,15 @@ impl Groups {
     pub fn new(
         objects: Objects<PoolSnapshotGroup>,
         snapshots: Arc<Snapshots>,
+        plugins: NodePlugins,
         readiness: Readiness,
     ) -> (Arc<Self>, BoxFuture<'static, ()>) {
         let client = objects.client();
-        let groups = Arc::new(Self { objects, snapshots });
+        let groups = Arc::new(Self {
+            objects,
+            snapshots,
+            plugins,
+        });
         let (mut listed, watching) = (HashSet::new(), Arc::clone(&groups));
         let part = "watch of PoolSnapshotGroups";
         let watch = watch::<PoolSnapshotGroup>(client, readiness, part, move |event| {

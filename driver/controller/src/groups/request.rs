@@ -30,9 +30,9 @@ impl NewGroup {
         names::snapshot_group_name(&self.name)
     }
 
-    /// The custom resource for this group on the node that has its volumes. Its finalizer is set
+    /// The custom resource for this group on the nodes that have its volumes. Its finalizer is set
     /// from the beginning: the group exists as long as one of its snapshots.
-    pub fn on_node(&self, node: &str) -> PoolSnapshotGroup {
+    pub fn on(&self, nodes: &BTreeSet<&str>) -> PoolSnapshotGroup {
         let id = self.id();
         let member = |volume: &String| GroupMember {
             volume: volume.clone(),
@@ -40,10 +40,13 @@ impl NewGroup {
         };
         let spec = PoolSnapshotGroupSpec {
             requested_name: self.name.clone(),
-            node_name: node.to_owned(),
+            node_name: nodes.first().map_or_else(String::new, ToString::to_string),
             consistency: self.consistency,
             members: self.volumes.iter().map(member).collect(),
             deletion_requested: false,
+            across_nodes: nodes.len() > 1,
+            attempt: 0,
+            taken_at: None,
             epoch: 0,
         };
         let mut object = PoolSnapshotGroup::new(&id, spec);
@@ -84,6 +87,7 @@ pub(super) fn member(group: &PoolSnapshotGroup, volume: &PoolVolume, image: &str
     let mut snapshot = alone.of(volume, image);
     snapshot.metadata.name = Some(names::group_member_name(&name, &volume_name));
     snapshot.spec.group_name = Some(name);
+    snapshot.spec.across_nodes = group.spec.across_nodes;
     snapshot
 }
 
@@ -132,7 +136,7 @@ pub(crate) mod tests {
 
     #[test]
     fn cgs_05_cgs_15_a_group_is_what_its_own_request_asks_for_in_any_order() {
-        let existing = wanted("Daily", &["b", "a"]).on_node("n1");
+        let existing = wanted("Daily", &["b", "a"]).on(&["n1"].into());
         assert_eq!(wanted("Daily", &["a", "b"]).difference(&existing), None);
         let members = &existing.spec.members;
         assert!(members.is_sorted_by(|one, next| one.volume < next.volume));
@@ -143,7 +147,7 @@ pub(crate) mod tests {
 
     #[test]
     fn cs_11_each_volume_has_a_snapshot_of_the_groups_own() {
-        let group = wanted("daily", &["pvc-1"]).on_node("node-1");
+        let group = wanted("daily", &["pvc-1"]).on(&["node-1"].into());
         let snapshot = member(&group, &crate::testing::ready_volume(), "uid-1");
         assert_eq!(
             snapshot.metadata.name.as_deref(),
@@ -157,7 +161,7 @@ pub(crate) mod tests {
     #[test]
     fn cgs_06_whatever_differs_is_named() {
         let wanted = wanted("daily", &["a", "b"]);
-        let existing = wanted.on_node("n1");
+        let existing = wanted.on(&["n1"].into());
         let changes: [(&str, Change); 4] = [
             ("another name", |w| w.name = "Daily".to_owned()),
             ("of a, b", |w| w.volumes = ["a".to_owned()].into()),
@@ -176,7 +180,7 @@ pub(crate) mod tests {
 
     #[test]
     fn dgs_08_ggs_07_only_the_members_all_of_them_and_in_any_order_are_the_members() {
-        let group = wanted("daily", &["a", "b"]).on_node("n1");
+        let group = wanted("daily", &["a", "b"]).on(&["n1"].into());
         let members: Vec<String> = group
             .spec
             .members

@@ -262,6 +262,32 @@ impl<K: ManagedObject> Objects<K> {
         self.unless_conflict(action, object, patched).await
     }
 
+    /// Patches this version of an object and returns it. Returns None if the object has changed or is gone. Fails if the API
+    /// server rejects the patch, or if the request fails.
+    pub async fn patch_exactly(
+        &self,
+        action: &str,
+        object: &K,
+        change: Value,
+    ) -> Result<Option<K>, Error> {
+        let manager = names::CONTROLLER_MANAGER;
+        match writes::patch_guarded(&self.api, object, manager, change).await {
+            Ok(changed) => Ok(Some(changed)),
+            Err(error)
+                if matches!(
+                    Rejection::from(&error),
+                    Rejection::Conflict | Rejection::NotFound
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                let doing = || format!("{action} {} {}", K::kind(&()), object.name_any());
+                Err(failed(doing)(error))
+            }
+        }
+    }
+
     /// Deletes this version of the object. Returns the object if finalizers keep it, and the object
     /// as it is now after a conflicting write. Fails if the API server rejects the deletion, or if
     /// the request fails.

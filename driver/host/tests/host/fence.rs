@@ -228,7 +228,9 @@ fn a_closed_volume_is_out_of_reach_and_is_counted() {
     let snapshot = snapshot_of(&image, "s");
     match take_snapshot(&machine, &pool, snapshot, Consistency::Crash).unwrap_err() {
         snapshot::Error::Image(error) => is_moving::<()>(Err(error)),
-        error @ snapshot::Error::FreezeFailed { .. } => panic!("{error}"),
+        error @ (snapshot::Error::FreezeFailed { .. } | snapshot::Error::Stopped(_)) => {
+            panic!("{error}")
+        }
     }
     // No empty volume takes its place.
     is_moving(pool.create_image(&ImageRequest {

@@ -38,6 +38,7 @@ mod ledger;
 mod moment;
 mod mounting;
 mod moved;
+mod parts;
 mod passes;
 mod pool;
 mod power;

@@ -60,14 +60,14 @@ fn place(sequence: u64) -> usize {
 }
 
 /// Writes the sequence numbers in order, each to all files in their order.
-struct Writer {
+pub(crate) struct Writer {
     acknowledged: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Writer {
-    fn begin(files: Vec<File>) -> Self {
+    pub(crate) fn begin(files: Vec<File>) -> Self {
         let (acknowledged, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (tell, until) = (Arc::clone(&acknowledged), Arc::clone(&stop));
         let thread = thread::spawn(move || {
@@ -90,19 +90,19 @@ impl Writer {
         }
     }
 
-    fn acknowledged(&self) -> u64 {
+    pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::SeqCst)
     }
 
     /// Waits for this many more writes.
-    fn goes_on(&self, count: u64) {
+    pub(crate) fn goes_on(&self, count: u64) {
         let before = self.acknowledged();
         eventually("more writes", || {
             self.thread.is_finished() || self.acknowledged() >= before + count
         });
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap();
     }
@@ -183,21 +183,21 @@ fn r09_a_snapshot_has_every_write_acknowledged_before_it_and_keeps_write_order()
 }
 
 /// A volume that is written to, and how its snapshots are read.
-enum Kind {
+pub(crate) enum Kind {
     Filesystem(FilesystemType),
     Block,
 }
 
-struct Written {
-    image: Image,
-    file: File,
+pub(crate) struct Written {
+    pub(crate) image: Image,
+    pub(crate) file: File,
     kind: Kind,
 }
 
 const NUMBERS: &str = "numbers";
 
 impl Written {
-    fn new(machine: &Machine, pool: &Pool, name: &str, kind: Kind) -> Self {
+    pub(crate) fn new(machine: &Machine, pool: &Pool, name: &str, kind: Kind) -> Self {
         let Kind::Filesystem(filesystem) = kind else {
             let (image, file) = staged_block(machine, pool, name);
             return Self { image, file, kind };
@@ -214,7 +214,7 @@ impl Written {
     }
 
     /// Number of writes that a snapshot contains.
-    fn prefix(&self, machine: &Machine, pool: &Pool, taken: &Image) -> u64 {
+    pub(crate) fn prefix(&self, machine: &Machine, pool: &Pool, taken: &Image) -> u64 {
         let Kind::Filesystem(filesystem) = self.kind else {
             return prefix(&open(&image_path(machine, &taken.uid)));
         };

@@ -455,7 +455,9 @@ fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() 
 fn of_image(error: snapshot::Error) -> image::Error {
     match error {
         snapshot::Error::Image(error) => error,
-        error @ snapshot::Error::FreezeFailed { .. } => panic!("{error}"),
+        error @ (snapshot::Error::FreezeFailed { .. } | snapshot::Error::Stopped(_)) => {
+            panic!("{error}")
+        }
     }
 }
 

@@ -14,7 +14,8 @@ use cistern_crds::{
 use cistern_host::{
     Member, Root, Uid,
     io_limits::{IoController, Unavailable},
-    mounting, snapshot,
+    mounting,
+    snapshot::{self, Barrier},
 };
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -97,6 +98,21 @@ impl IoEnforcement {
     ) -> Result<(), snapshot::Error> {
         self.lift(root, volumes);
         let taken = root.take_snapshots(members, consistency, clock);
+        self.apply(root, volumes);
+        taken.map(drop)
+    }
+
+    /// Takes the part of a group ([`Root::take_part`]) in the same way. Blocks.
+    pub fn take_part(
+        &self,
+        root: &Root,
+        volumes: &[LimitedVolume],
+        members: &[Member<'_>],
+        consistency: Consistency,
+        barrier: &mut dyn Barrier,
+    ) -> Result<(), snapshot::Error> {
+        self.lift(root, volumes);
+        let taken = root.take_part(members, consistency, barrier);
         self.apply(root, volumes);
         taken.map(drop)
     }

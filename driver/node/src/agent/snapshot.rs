@@ -46,7 +46,9 @@ impl Reconcile for PoolSnapshot {
         let (reconciliation, phase) = (Reconciliation::of(agent, snapshot), phase(snapshot));
         let pool = &snapshot.spec.pool_name;
         tracing::debug!(snapshot = reconciliation.name, pool, ?phase, "reconciling");
-        if let Some(group) = &snapshot.spec.group_name {
+        if let Some(group) = &snapshot.spec.group_name
+            && !snapshot.spec.across_nodes
+        {
             // The group waits for its snapshots.
             agent.work.groups.enqueue(group);
         }
@@ -55,11 +57,17 @@ impl Reconcile for PoolSnapshot {
             ObjectPhase::Rest => reconciliation.end(SnapshotOutcome::Rested).await,
             ObjectPhase::Reclaim => reconciliation.reclaim().await,
             ObjectPhase::Admitted if snapshot.is_announced() => reconciliation.keep().await,
-            ObjectPhase::Admit | ObjectPhase::Admitted if snapshot.spec.group_name.is_some() => {
+            ObjectPhase::Admit | ObjectPhase::Admitted
+                if snapshot.spec.group_name.is_some() && snapshot.spec.taken_at.is_none() =>
+            {
                 Ok(Action::await_change())
             }
             ObjectPhase::Admit | ObjectPhase::Admitted => {
-                let origin = Origin::New(snapshot.spec.consistency);
+                let origin = match snapshot.spec.taken_at {
+                    // Its group across nodes was taken.
+                    Some(_) => Origin::Existing,
+                    None => Origin::New(snapshot.spec.consistency),
+                };
                 let taken = take::take(agent, vec![snapshot.clone()], origin).await?;
                 Ok(match taken {
                     TakeResult::Ready(_) | TakeResult::Refused(_) | TakeResult::Overtaken => {

@@ -34,7 +34,6 @@ impl IntoStatus for groups::Error {
 fn code(error: &groups::Error) -> Code {
     match error {
         groups::Error::Object(error) => status::object(error),
-        groups::Error::SeveralNodes { .. } => Code::FailedPrecondition,
         groups::Error::Refused { why, .. } => status::copy(why),
         groups::Error::OtherMembers { .. } => Code::InvalidArgument,
     }
@@ -62,16 +61,12 @@ mod tests {
             group: group(),
             why: "none are given".to_owned(),
         };
-        let several = groups::Error::SeveralNodes {
-            places: "a on n1; b on n2".to_owned(),
-        };
         let missing = objects::not_found::<PoolVolume>("pvc-1");
         let busy = objects::Error::Busy { object: group() };
         for (error, code) in [
             (refused(Reason::NoSpace), Code::FailedPrecondition),
             (refused(Reason::AgentMissing), Code::FailedPrecondition),
             (refused(Reason::SourceMissing), Code::NotFound),
-            (several, Code::FailedPrecondition),
             (others, Code::InvalidArgument),
             (missing.into(), Code::NotFound),
             (busy.into(), Code::Aborted),

@@ -115,7 +115,7 @@ impl IntoStatus for Error {
     fn into_status(self) -> Status {
         let code = match &self {
             Self::NotFound { .. } => Code::NotFound,
-            Self::Api { .. } | Self::Unknown { .. } | Self::Unreachable { .. } => Code::Unavailable,
+            Self::Api { .. } | Self::NodePlugin { .. } => Code::Unavailable,
         };
         Status::new(code, cistern_client::Chain(&self).to_string())
     }
@@ -123,6 +123,8 @@ impl IntoStatus for Error {
 
 #[cfg(test)]
 mod tests {
+    use cistern_controller::node_plugins;
+
     use super::*;
 
     #[test]
@@ -131,11 +133,11 @@ mod tests {
         let not_found = Error::NotFound {
             snapshot: snapshot.clone(),
         };
-        let unknown = Error::Unknown {
-            snapshot,
+        let source = node_plugins::Error::Unknown {
             node,
             why: "it has no StorageNode",
         };
+        let unknown = Error::NodePlugin { snapshot, source };
         for (error, code, says) in [
             (not_found, Code::NotFound, "snapshot-1"),
             (unknown, Code::Unavailable, "node w1"),

@@ -37,6 +37,9 @@ impl Fixture {
             consistency,
             members: members.collect(),
             deletion_requested: false,
+            across_nodes: false,
+            attempt: 0,
+            taken_at: None,
             epoch: 0,
         };
         let mut group = PoolSnapshotGroup::new(&name, spec);

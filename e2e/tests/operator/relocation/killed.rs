@@ -1,9 +1,9 @@
 //! Moves while the operator and the agents are killed at random times.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cistern_crds::{ConditionType, PoolVolume, condition};
-use cistern_e2e::{Driver, eventually};
+use cistern_e2e::{Driver, Random, eventually, random::given};
 use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::sleep;
@@ -22,32 +22,6 @@ const USER: &str = "user";
 const KILLING: Duration = Duration::from_secs(6);
 
 /// A number from the environment.
-#[expect(clippy::disallowed_methods, reason = "a test has no config.rs")]
-fn given(name: &str) -> Option<u64> {
-    std::env::var_os(name)?.to_str()?.parse().ok()
-}
-
-/// Numbers that look random and are the same for a seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    /// A seed from the environment, or from the clock. It is printed, so that a failure can be repeated.
-    fn new() -> Self {
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let seed = given("CISTERN_SEED").unwrap_or_else(|| u64::from(clock.subsec_nanos()));
-        eprintln!("CISTERN_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
-
 /// How a round is interrupted.
 struct Interrupted<'a, 'b> {
     cluster: &'a mut Cluster,

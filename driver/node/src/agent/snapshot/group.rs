@@ -39,10 +39,16 @@ impl Reconcile for PoolSnapshotGroup {
             write(agent, group, None).await?;
             return Ok(Action::await_change());
         }
-        if let Some(moment) = moment(group) {
+        if let Some(moment) = moment(group).filter(|_| !group.spec.across_nodes) {
             write(agent, group, None).await?;
             let adopted = adopt(agent, group, moment).await?;
             return Ok(next(agent, group, &adopted));
+        }
+        if group.spec.across_nodes {
+            // The controller takes it, and then says when it was taken.
+            let taken = group.spec.taken_at.map(TakeResult::Ready);
+            write(agent, group, taken.as_ref()).await?;
+            return Ok(Action::await_change());
         }
         // Each member enqueues the group when it arrives.
         let members: Option<Vec<_>> = members(agent, group).collect();

@@ -6,6 +6,7 @@
 
 mod attempt;
 mod disk;
+pub mod part;
 mod reserve;
 
 use chrono::{DateTime, Utc};
@@ -14,6 +15,7 @@ use cistern_crds::{Explanation, PoolSnapshot, Reason};
 pub use self::attempt::{Origin, TakeResult};
 use self::{
     attempt::TakeError,
+    attempt::lost,
     disk::take_or_find,
     reserve::{admit, reserve_growth},
 };
@@ -66,6 +68,34 @@ async fn attempt(
     snapshots: &mut [PoolSnapshot],
     origin: Origin,
 ) -> Result<DateTime<Utc>, TakeError> {
+    admit_all(agent, snapshots, origin).await?;
+    let images = take_or_find(agent, snapshots, origin).await?;
+    reserve_growth(agent, snapshots, &images, origin).await?;
+    let mut moment = (agent.node.now)();
+    for (snapshot, image) in snapshots.iter().zip(images) {
+        moment = image.owner.snapshot().map_or(moment, |record| record.time);
+        if snapshot.spec.taken_at.is_some_and(|taken| taken != moment) {
+            return Err(lost(snapshot));
+        }
+        let reconciliation = Reconciliation::of(agent, snapshot);
+        tracing::info!(snapshot = reconciliation.name, %moment, held = %image.allocated, "the snapshot is taken");
+        if reconciliation
+            .write_reservation(&SnapshotOutcome::Ready(image))
+            .await?
+            .is_none()
+        {
+            return Err(TakeResult::Overtaken.into());
+        }
+    }
+    Ok(moment)
+}
+
+/// Reserves the bytes of all snapshots that have no reservation yet.
+async fn admit_all(
+    agent: &Agent,
+    snapshots: &mut [PoolSnapshot],
+    origin: Origin,
+) -> Result<(), TakeError> {
     if let Some(refused) = snapshots.iter().find_map(refusal) {
         let reason = Reason::parse(&refused.reason).unwrap_or(Reason::SnapshotFailed);
         let why = Explanation::new(reason, &refused.message);
@@ -80,20 +110,5 @@ async fn attempt(
             }
         }
     }
-    let images = take_or_find(agent, snapshots, origin).await?;
-    reserve_growth(agent, snapshots, &images).await?;
-    let mut moment = (agent.node.now)();
-    for (snapshot, image) in snapshots.iter().zip(images) {
-        moment = image.owner.snapshot().map_or(moment, |record| record.time);
-        let reconciliation = Reconciliation::of(agent, snapshot);
-        tracing::info!(snapshot = reconciliation.name, %moment, held = %image.allocated, "the snapshot is taken");
-        if reconciliation
-            .write_reservation(&SnapshotOutcome::Ready(image))
-            .await?
-            .is_none()
-        {
-            return Err(TakeResult::Overtaken.into());
-        }
-    }
-    Ok(moment)
+    Ok(())
 }

@@ -4,10 +4,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{ExtentLimits, HasImage, PoolSnapshot, Reason};
+use cistern_crds::{Consistency, ExtentLimits, HasImage, PoolSnapshot, Reason};
 use cistern_host::{
     Pool,
-    snapshot::{Member, SnapshotRequest},
+    snapshot::{Barrier, Member, SnapshotRequest},
 };
 use kube::ResourceExt as _;
 
@@ -41,16 +41,7 @@ pub(super) async fn take_or_find(
     snapshots: &[PoolSnapshot],
     origin: Origin,
 ) -> Result<Vec<Image>, TakeError> {
-    let mut pending = Vec::new();
-    for snapshot in snapshots {
-        let (pool_state, usable) = pool(agent, snapshot)?;
-        pending.push(PendingSnapshot {
-            snapshot: snapshot.clone(),
-            pool: usable.pool,
-            extent_limits: pool_state.spec.limits.extents(),
-            formatted: formatted(agent, snapshot),
-        });
-    }
+    let pending = pending(agent, snapshots)?;
     let guard = lock_all(agent, snapshots).await?;
     let (root, clock) = (agent.node.root.clone(), agent.node.now);
     let (io, limits) = (agent.io.clone(), limits_of_sources(agent, snapshots));
@@ -79,6 +70,45 @@ pub(super) async fn take_or_find(
             Err(take_error)
         }
     }
+}
+
+/// Takes the part of a group that is on this node, in step with the others. Returns the locks with the images.
+pub(super) async fn take_part<G: Send + 'static>(
+    agent: &Agent,
+    snapshots: &[PoolSnapshot],
+    consistency: Consistency,
+    mut barrier: impl Barrier + Send + 'static,
+    guard: G,
+) -> Result<(G, Vec<Image>), TakeError> {
+    let pending = pending(agent, snapshots)?;
+    let (root, io) = (agent.node.root.clone(), agent.io.clone());
+    let limits = limits_of_sources(agent, snapshots);
+    let work = on_host((), move || {
+        let taken = members(&pending).and_then(|members| {
+            io.take_part(&root, &limits, &members, consistency, &mut barrier)?;
+            let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
+            pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
+        });
+        // Also if nobody waits any more, the volumes are locked until the work is done.
+        (guard, taken)
+    });
+    let (guard, taken) = work.await.map_err(|source| broken(snapshots, source))?;
+    let images = taken.map_err(|error| failed(agent, snapshots, &error))?;
+    Ok((guard, images))
+}
+
+/// The snapshots with what the work on the disk needs. Fails if the pool of one cannot be used.
+fn pending(agent: &Agent, snapshots: &[PoolSnapshot]) -> Result<Vec<PendingSnapshot>, TakeError> {
+    let pending = snapshots.iter().map(|snapshot| {
+        let (pool_state, usable) = pool(agent, snapshot)?;
+        Ok(PendingSnapshot {
+            snapshot: snapshot.clone(),
+            pool: usable.pool,
+            extent_limits: pool_state.spec.limits.extents(),
+            formatted: formatted(agent, snapshot),
+        })
+    });
+    pending.collect()
 }
 
 /// The limits of the volumes that are snapshotted.
@@ -114,11 +144,20 @@ fn members(pending: &[PendingSnapshot]) -> Result<Vec<Member<'_>>, image::Error>
 
 /// Removes images that were taken and never became ready.
 pub(super) async fn discard(agent: &Agent, snapshots: &[PoolSnapshot]) -> Result<(), TakeError> {
+    let guard = lock_all(agent, snapshots).await?;
+    discard_locked(agent, snapshots, guard).await
+}
+
+/// Does the same with the locks that are held.
+pub(super) async fn discard_locked(
+    agent: &Agent,
+    snapshots: &[PoolSnapshot],
+    guard: impl Send + 'static,
+) -> Result<(), TakeError> {
     let mut taken = Vec::new();
     for snapshot in snapshots {
         taken.push((pool(agent, snapshot)?.1, snapshot.clone()));
     }
-    let guard = lock_all(agent, snapshots).await?;
     let work = on_host(guard, move || {
         taken.iter().try_for_each(|(usable, snapshot)| {
             let uid = image::destroy(&usable.pool, snapshot)?;
@@ -132,7 +171,7 @@ pub(super) async fn discard(agent: &Agent, snapshots: &[PoolSnapshot]) -> Result
 
 /// Takes the lock of each volume, so that no growth or staging runs at the same time, and a permit
 /// for each pool.
-async fn lock_all(
+pub(super) async fn lock_all(
     agent: &Agent,
     snapshots: &[PoolSnapshot],
 ) -> Result<impl Send + use<>, TakeError> {

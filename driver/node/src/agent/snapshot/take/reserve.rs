@@ -117,19 +117,31 @@ pub(super) async fn reserve_growth(
     agent: &Agent,
     snapshots: &[PoolSnapshot],
     images: &[Image],
+    origin: Origin,
 ) -> Result<(), TakeError> {
     for (snapshot, image) in snapshots.iter().zip(images) {
-        if is_settled(snapshot) || Some(image.allocated) <= snapshot.reserved() {
+        // A snapshot that was taken before is kept, whether it fits or not.
+        if origin == Origin::Existing || is_settled(snapshot) {
             continue;
         }
-        let (pool_state, _) = pool(agent, snapshot)?;
-        let admission = &agent.admission;
-        if let Err(why) =
-            admission.snapshot(snapshot, &pool_state, image.allocated, SnapshotImage::Taken)
-        {
+        if let Err(why) = reserve_taken(agent, snapshot, image)? {
             discard(agent, snapshots).await?;
             return Err(refused(snapshot, &why));
         }
     }
     Ok(())
+}
+
+/// Reserves the bytes of a new image beyond the estimate. Returns why they do not fit.
+pub(super) fn reserve_taken(
+    agent: &Agent,
+    snapshot: &PoolSnapshot,
+    image: &Image,
+) -> Result<Result<(), Explanation>, TakeError> {
+    if Some(image.allocated) <= snapshot.reserved() {
+        return Ok(Ok(()));
+    }
+    let (pool_state, _) = pool(agent, snapshot)?;
+    let admission = &agent.admission;
+    Ok(admission.snapshot(snapshot, &pool_state, image.allocated, SnapshotImage::Taken))
 }
