@@ -7,20 +7,21 @@ mod refusals;
 
 use std::{fmt::Write as _, net::SocketAddr, path::PathBuf};
 
-use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, controller_keys};
-use cistern_e2e::{ControlPlane, Folder, eventually, objects::change};
+use cistern_crds::{Bytes, PoolSnapshot, PoolVolume};
+use cistern_e2e::{ControlPlane, Folder, eventually};
 use cistern_proto::csi::v1::{
     BlockMetadata, GetMetadataAllocatedRequest, GetMetadataDeltaRequest,
     snapshot_metadata_client::SnapshotMetadataClient,
 };
 use cistern_transfer::{KeyPair, PublicKey, connect};
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use kube::ResourceExt as _;
 use tonic::{Code, Status};
 
 use self::front::{AUDIENCE, Allocated, Delta, Front, PROGRAM};
-use crate::{Fixture, SOON, transfers::requests::seen};
+use crate::{
+    Fixture, SOON,
+    transfers::requests::{publish_key, seen},
+};
 
 /// Maximum number of ranges in a message: a backup takes several.
 const MOST: i32 = 2;
@@ -240,18 +241,13 @@ async fn a_node_plugin_tells_only_controllers_where_snapshots_hold_data() {
     let peer = seen(&node).await;
     let keys = KeyPair::generate().unwrap();
     asked(peer, &keys, &snapshot).await.unwrap_err();
-    let api = Api::<ConfigMap>::default_namespaced(node.volumes.clone().into_client());
-    let entry = format!("2026-11-27T12:00:00Z {}", keys.public());
-    let publish = async |entry: Option<&str>| {
-        let data = json!({"data": {"another-controller": entry}});
-        change(&api, controller_keys::CONFIG_MAP, data).await;
-    };
-    publish(Some(&entry)).await;
+    let controller = "another-controller";
+    publish_key(&node, controller, Some(&keys.public())).await;
     eventually("the key to be known", SOON, async || {
         asked(peer, &keys, &snapshot).await
     })
     .await;
-    publish(None).await;
+    publish_key(&node, controller, None).await;
     eventually("the key to be forgotten", SOON, async || {
         match asked(peer, &keys, &snapshot).await {
             Err(_) => Ok(()),

@@ -43,7 +43,7 @@ pub enum Fault {
 pub struct FailAt {
     system: Arc<dyn System>,
     fault: Fault,
-    at: u64,
+    at: AtomicU64,
     calls: AtomicU64,
 }
 
@@ -53,9 +53,14 @@ impl FailAt {
         Self {
             system,
             fault,
-            at,
+            at: AtomicU64::new(at),
             calls: AtomicU64::new(0),
         }
+    }
+
+    /// Injects the fault at this call from now on, counted from 1, instead of the one that [`FailAt::new`] was given.
+    pub fn fail_in(&self, calls: u64) {
+        self.at.store(self.calls() + calls, Ordering::SeqCst);
     }
 
     /// Returns the number of calls so far.
@@ -65,11 +70,11 @@ impl FailAt {
 
     /// Whether the failing call has been reached.
     pub fn has_failed(&self) -> bool {
-        self.calls() >= self.at
+        self.calls() >= self.at.load(Ordering::SeqCst)
     }
 
     fn next(&self) -> io::Result<&dyn System> {
-        if self.calls.fetch_add(1, Ordering::SeqCst) + 1 != self.at {
+        if self.calls.fetch_add(1, Ordering::SeqCst) + 1 != self.at.load(Ordering::SeqCst) {
             return Ok(&*self.system);
         }
         if self.fault == Fault::Kill {

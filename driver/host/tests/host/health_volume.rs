@@ -382,15 +382,11 @@ fn an_error_while_a_volume_is_probed_is_reported_and_the_next_probe_succeeds() {
     let declaration = image_pool(POOL_SIZE);
     let expectation = known(&volume.pool);
     for at in 1.. {
-        let calls = FailAt::new(Arc::clone(&volume.machine.system), Fault::Error, u64::MAX);
-        let calls = Arc::new(calls);
-        let opened = root(&volume.machine.folder, Arc::clone(&calls) as _);
-        must(opened.open_pool(&declaration, expectation));
-        let at_all = calls.calls() + at;
-        let system = FailAt::new(Arc::clone(&volume.machine.system), Fault::Error, at_all);
+        let system = FailAt::new(Arc::clone(&volume.machine.system), Fault::Error, u64::MAX);
         let system = Arc::new(system);
         let faulty: Root = root(&volume.machine.folder, Arc::clone(&system) as _);
         let pool = Arc::new(must(faulty.open_pool(&declaration, expectation)));
+        system.fail_in(at);
         let found = pool.examine(&[subject(&volume.image)], PATIENCE).remove(0);
         assert_eq!(volume.troubles(), [], "after an error at call {at}");
         if !system.has_failed() {

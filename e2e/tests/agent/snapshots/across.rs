@@ -2,23 +2,24 @@
 
 use std::time::Duration;
 
-use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning, controller_keys};
-use cistern_e2e::{Random, eventually, objects::change};
+use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning};
+use cistern_e2e::{Random, eventually};
 use cistern_proto::{
     csi::v1::{
         CreateVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotRequest, VolumeGroupSnapshot,
     },
     group::v1alpha1::{Step, TakeRequest, group_snapshots_client::GroupSnapshotsClient},
 };
-use cistern_transfer::{KeyPair, PublicKey, connect};
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, ResourceExt as _, api::ListParams};
-use serde_json::json;
+use cistern_transfer::{KeyPair, connect};
+use kube::{ResourceExt as _, api::ListParams};
 use tokio::{task::JoinHandle, time::sleep};
 use tonic::{Code, Request, Status};
 
 use super::{stage, unstage, write};
-use crate::{Fixture, SOON, transfers::requests::seen};
+use crate::{
+    Fixture, SOON,
+    transfers::requests::{publish_key, seen},
+};
 
 /// The time limit that csi-snapshotter sets.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -239,13 +240,14 @@ async fn a_node_takes_part_only_for_controllers_and_only_in_the_current_attempt(
         Ok(answer.unwrap().refusal.unwrap().message)
     };
     ask(1).await.unwrap_err();
-    publish_key(&nodes[0].0, Some(&keys.public())).await;
+    let controller = "another-controller-of-groups";
+    publish_key(&nodes[0].0, controller, Some(&keys.public())).await;
     // A controller that was replaced, one that was not, and one of the future.
     for attempt in [0, 1, 2] {
         let refusal = eventually("the key to be known", SOON, async || ask(attempt).await).await;
         assert!(refusal.contains("has changed"), "{refusal}");
     }
-    publish_key(&nodes[0].0, None).await;
+    publish_key(&nodes[0].0, controller, None).await;
     assert_eq!(contents(&nodes, &group).await, before);
     remove(&nodes[0].0, &group).await;
     finish(nodes).await;
@@ -309,12 +311,4 @@ async fn r02_a_group_is_taken_on_all_nodes_or_none_whichever_process_is_killed_m
         has_no_snapshots(node, "killed-0").await;
     }
     finish(nodes).await;
-}
-
-/// Publishes the key of a controller that the test plays, or takes it back.
-async fn publish_key(node: &Fixture, key: Option<&PublicKey>) {
-    let api = Api::<ConfigMap>::default_namespaced(node.volumes.clone().into_client());
-    let entry = key.map(|key| format!("2026-11-27T12:00:00Z {key}"));
-    let data = json!({"data": {"another-controller-of-groups": entry}});
-    change(&api, controller_keys::CONFIG_MAP, data).await;
 }

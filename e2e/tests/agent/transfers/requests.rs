@@ -4,12 +4,16 @@ use std::net::SocketAddr;
 
 use cistern_crds::{
     Bytes, ImageTransfer, ImageTransferSpec, PoolSnapshot, PoolVolume, StorageNode,
-    StorageNodeSpec, TransferPurpose,
+    StorageNodeSpec, TransferPurpose, controller_keys,
 };
-use cistern_e2e::{eventually, objects::write_status};
+use cistern_e2e::{
+    eventually,
+    objects::{change, write_status},
+};
 use cistern_host::copy::Chunk;
 use cistern_transfer::{Error, KeyPair, PublicKey, fetch};
 use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, PostParams},
@@ -51,6 +55,15 @@ pub(crate) async fn seen(source: &Fixture) -> (SocketAddr, PublicKey) {
     let key = node.status.unwrap().transfer_key.unwrap();
     let address = node.spec.transfer_endpoint.unwrap();
     (address.parse().unwrap(), key.parse().unwrap())
+}
+
+/// Publishes the key of a controller that a test plays, or takes it back.
+pub(crate) async fn publish_key(node: &Fixture, controller: &str, key: Option<&PublicKey>) {
+    let api = Api::<ConfigMap>::default_namespaced(node.volumes.clone().into_client());
+    // Controllers remove the oldest entries when they start, and other tests start many.
+    let entry = key.map(|key| format!("2999-01-01T00:00:00Z {key}"));
+    let data = json!({"data": {controller: entry}});
+    change(&api, controller_keys::CONFIG_MAP, data).await;
 }
 
 /// How a source answers a request for all data from an offset.

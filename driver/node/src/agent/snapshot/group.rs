@@ -55,6 +55,10 @@ impl Reconcile for PoolSnapshotGroup {
         let Some(members) = members else {
             return Ok(Action::await_change());
         };
+        // The watches of the two kinds are not in step: the snapshots may show before the time that the group was taken.
+        if !agent.work.groups.is_latest(group).await? {
+            return Ok(next(agent, group, &TakeResult::Overtaken));
+        }
         let taken = take(agent, members, Origin::New(group.spec.consistency)).await?;
         write(agent, group, Some(&taken)).await?;
         Ok(next(agent, group, &taken))

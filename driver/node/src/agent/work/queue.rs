@@ -26,8 +26,8 @@ use crate::{
 
 /// First and longest wait before a failed object is retried.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
-/// Deadline for a write to the API server.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+/// Deadline for a request to the API server.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The work queue of one kind.
 #[derive(Debug)]
@@ -73,6 +73,15 @@ impl WorkQueues {
 /// The reason why a reconcile failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The API server has not returned the object.
+    #[error("cannot read {object}")]
+    Read {
+        /// Kind and name.
+        object: String,
+        /// Error of the request.
+        #[source]
+        source: Box<kube::Error>,
+    },
     /// The API server rejected the status, or the request failed.
     #[error("cannot write the status of {object}")]
     Write {
@@ -82,9 +91,11 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
-    /// The API server did not answer. The status may be written or not.
-    #[error("the API server does not answer the status write of {object}")]
+    /// The API server did not answer. If its status was to be written, it may be written or not.
+    #[error("the API server does not answer the {verb} of {object}")]
     Silent {
+        /// What was requested: `read` or `status write`.
+        verb: &'static str,
         /// Kind and name.
         object: String,
     },
@@ -111,7 +122,7 @@ impl Error {
                 | Rejection::Invalid
                 | Rejection::Denied => true,
             },
-            Self::Silent { .. } | Self::Broken { .. } => false,
+            Self::Read { .. } | Self::Silent { .. } | Self::Broken { .. } => false,
         }
     }
 }
@@ -135,6 +146,22 @@ impl<K: Kind> Work<K> {
         let _ = self.queue.send(name.to_owned());
     }
 
+    /// Whether the API server has no later version of an object.
+    pub(in crate::agent) async fn is_latest(&self, object: &K) -> Result<bool, Error> {
+        let name = object.name_any();
+        let Ok(answer) = timeout(DEADLINE, self.api.get_metadata_opt(&name)).await else {
+            return Err(Error::Silent {
+                verb: "read",
+                object: named(object),
+            });
+        };
+        let latest = answer.map_err(|source| Error::Read {
+            object: named(object),
+            source: Box::new(source),
+        })?;
+        Ok(latest.is_some_and(|latest| latest.resource_version() == object.resource_version()))
+    }
+
     /// Writes the status of an object. Returns None when the object has changed.
     pub(in crate::agent) async fn write(&self, object: &K) -> Result<Option<K>, Error> {
         let parameters = PostParams {
@@ -143,8 +170,11 @@ impl<K: Kind> Work<K> {
         };
         let (name, named) = (object.name_any(), named(object));
         let written = self.api.replace_status(&name, &parameters, object);
-        let Ok(answer) = timeout(WRITE_DEADLINE, written).await else {
-            return Err(Error::Silent { object: named });
+        let Ok(answer) = timeout(DEADLINE, written).await else {
+            return Err(Error::Silent {
+                verb: "status write",
+                object: named,
+            });
         };
         match answer {
             Ok(written) => {
