@@ -245,9 +245,9 @@ async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_a
     let counted = pool_until(&new, name, counted).await;
     assert!(counted.orphans.is_empty(), "{:#?}", counted.orphans);
     assert_eq!(counted.thin_room, Bytes::ZERO);
-    new.driver.set_pools(pools.clone()).await;
-    // The controller withdraws the refused one, and asks again.
+    // The controller withdraws the refused one while it is refused, and asks again.
     new.force_delete(&waiting).await;
+    new.driver.set_pools(pools.clone()).await;
     pool_until(&new, name, |pool| pool.thin_room > Bytes::ZERO).await;
     let later = volume_in(&new, name, "later").await;
     new.remove(&later.name_any()).await;

@@ -13,7 +13,7 @@ use crate::{Context, controller::Next};
 /// When to look again at what is being removed.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Undoes the move of a volume without a VolumeMove, so that its pods can use it again, and removes the snapshots and the
+/// Undoes the move of a volume without a VolumeMove, or whose VolumeMove is a later one that is not decided yet, so that its pods can use it again, and removes the snapshots and the
 /// replicas that were made for it. Fails if the API server refuses that.
 pub(super) async fn undo(context: &Context, name: &str) -> Result<Next, Error> {
     let failed_with = |verb, object: &str, source| Error::Api {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::{Error, advance::Move, stages::is_movable, target};
+use super::{Error, abandoned, advance::Move, stages::is_movable, target};
 use crate::controller::Next;
 
 /// When to look again at a volume that cannot move yet.
@@ -37,6 +37,13 @@ impl Move<'_> {
             let written = patch_guarded(&api, &self.object, names::OPERATOR_MANAGER, change).await;
             written.map_err(|error| self.failed_with("update", "the VolumeMove", error))?;
             return Ok(Next::After(AT_ONCE));
+        }
+        // What an earlier move has left takes the room that this one needs.
+        if let Next::After(pause) = abandoned::undo(self.context, self.name()).await? {
+            let message = "what an earlier move of the volume has left is removed first";
+            self.report(Explanation::new(Reason::RemovingImage, message))
+                .await?;
+            return Ok(Next::After(pause));
         }
         match self.plan().await? {
             Ok(plan) => {

@@ -21,7 +21,6 @@ const USER: &str = "user";
 /// How long a round kills processes.
 const KILLING: Duration = Duration::from_secs(6);
 
-/// A number from the environment.
 /// How a round is interrupted.
 struct Interrupted<'a, 'b> {
     cluster: &'a mut Cluster,
