@@ -23,6 +23,7 @@ pub mod location;
 pub mod names;
 pub mod node;
 mod node_size;
+pub mod out_of_service;
 pub mod parameters;
 pub mod persistent_volume;
 pub mod pool;
@@ -73,7 +74,7 @@ pub use volume::{
     AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
 };
 pub use volume_move::{
-    Cutover, MovePass, MovePlan, MoveTakeover, PreparedCopy, VolumeMove, VolumeMoveSpec,
+    Cutover, MovePass, MovePlan, MoveTakeover, PreparedCopy, Promotion, VolumeMove, VolumeMoveSpec,
     VolumeMoveStatus,
 };
 

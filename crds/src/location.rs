@@ -45,7 +45,8 @@ pub enum FenceState {
 /// Without a declared target it is [`IMAGE_RULE`]. With one, the target stays until it is removed together
 /// with the next epoch: either the node stays, which undoes the move, or it becomes the target's, which
 /// commits the move. A commit needs the fence of this epoch and this move in the status: a status of another
-/// epoch describes another image. The pool of the target counts its takeovers by itself, so their
+/// epoch describes another image. The promotion of a standby copy needs none, because the node that would write it is lost;
+/// it is named in the spec, so that the new node looks for no other copy. The pool of the target counts its takeovers by itself, so their
 /// number is free in a commit.
 pub(crate) const VOLUME_RULE: &str = "!has(oldSelf.spec.target) \
     ? (self.spec.nodeName == oldSelf.spec.nodeName \
@@ -65,11 +66,12 @@ pub(crate) const VOLUME_RULE: &str = "!has(oldSelf.spec.target) \
     && (self.spec.nodeName == oldSelf.spec.nodeName \
         ? self.spec.?takeovers.orValue(0) == oldSelf.spec.?takeovers.orValue(0) \
         : self.spec.nodeName == oldSelf.spec.target.nodeName \
-        && oldSelf.?status.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
-        && oldSelf.?status.?fence.?state.orValue('') == 'Closed' \
-        && oldSelf.?status.?fence.?moveUID.orValue('') == oldSelf.spec.target.moveUID)";
+        && (self.spec.?promotedMoveUID.orValue('') == oldSelf.spec.target.moveUID \
+            || oldSelf.?status.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
+            && oldSelf.?status.?fence.?state.orValue('') == 'Closed' \
+            && oldSelf.?status.?fence.?moveUID.orValue('') == oldSelf.spec.target.moveUID))";
 /// The message of [`VOLUME_RULE`].
-pub(crate) const VOLUME_MESSAGE: &str = "nodeName cannot be changed, unless another node has taken over the pool, or the volume is closed for a move to that node: each with the next epoch. A declared target is removed only with the next epoch";
+pub(crate) const VOLUME_MESSAGE: &str = "nodeName cannot be changed, unless another node has taken over the pool, or the volume is closed for a move to that node, or its standby copy there is promoted: each with the next epoch. A declared target is removed only with the next epoch";
 /// The rule for the target of a volume: a volume that is being deleted does not begin to move.
 pub(crate) const TARGET_RULE: &str = "!has(self.spec.target) || has(oldSelf.spec.target) \
     || !self.spec.deletionRequested && self.spec.target.nodeName != self.spec.nodeName";

@@ -437,6 +437,23 @@ names! {
         ///
         /// Set `spec.cutover` of the VolumeMove to `Automatic`, or end the pods that the message names.
         ReadyToCutOver,
+        /// The standby copy of the volume is as new as its interval demands.
+        ///
+        /// No action is needed.
+        Standby,
+        /// The standby copy of the volume is older than two of its intervals.
+        ///
+        /// Follow the message. If the node of the volume is lost, promote the copy: `kubectl cistern promote`.
+        StandbyLags,
+        /// The standby copy of the volume cannot be promoted now; the message states why.
+        ///
+        /// Follow the message, or remove `spec.promotion` of the VolumeMove.
+        NotPromotable,
+        /// The standby copy of the volume was promoted. The former node of the volume keeps the image of before, which no pod
+        /// gets.
+        ///
+        /// Save what you need of it. Then delete the VolumeMove, which removes the image.
+        Superseded,
         /// Pods that use the volume cannot be evicted, so that the volume could move.
         ///
         /// Follow the message: wait until the PodDisruptionBudget allows the eviction, or delete the pod.

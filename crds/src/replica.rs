@@ -75,8 +75,8 @@ pub struct PoolReplicaSpec {
     pub move_uid: String,
 
     /// Bytes that the node's ledger reserves for the image: those of the volume, or twice as many for the copy of a volume
-    /// that is used while it moves. Set by the operator; immutable.
-    #[x_kube(validation = Rule::new("self == oldSelf").message("size cannot be changed"))]
+    /// that is used while it moves. Set by the operator, which raises it when the volume grows.
+    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("size cannot be made smaller"))]
     pub size: Bytes,
 
     /// Whether the bytes are allocated in advance, as those of the volume are. Set by the operator; immutable.

@@ -76,6 +76,7 @@ pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSp
         takeovers: 0,
         target: None,
         cancelled_move_uid: None,
+        promoted_move_uid: None,
     }
 }
 

@@ -157,6 +157,16 @@ pub struct PoolVolumeSpec {
     )]
     #[schemars(length(min = 1, max = 64))]
     pub cancelled_move_uid: Option<String>,
+
+    /// UID of the VolumeMove whose standby copy became the volume when it came to its node, without what was written since.
+    /// Set by the operator together with `nodeName`; absent if the volume came in another way.
+    #[serde(
+        default,
+        rename = "promotedMoveUID",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(length(min = 1, max = 64))]
+    pub promoted_move_uid: Option<String>,
 }
 
 impl PoolVolume {

@@ -1,9 +1,10 @@
 //! `VolumeMove`: a volume that changes its node, until its PersistentVolume names the new node.
 //!
-//! An administrator creates it to move a volume to another node; its data is copied. The operator creates it for
-//! a volume whose disk is in another machine. `docs/design-moving.md` describes both.
+//! An administrator creates it to move a volume to another node; its data is copied. One that is never cut over keeps a standby
+//! copy there. The operator creates it for a volume whose disk is in another machine. `docs/design-moving.md` describes all
+//! of them.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,8 @@ use crate::{
 
 /// Maximum number of volumes that move together.
 pub const MAXIMUM_TOGETHER: u32 = 64;
+/// Seconds between two passes of a standby copy if the object does not say.
+pub const STANDBY_INTERVAL: u32 = 60;
 
 /// The volume, and where it moves.
 #[derive(
@@ -32,11 +35,14 @@ pub const MAXIMUM_TOGETHER: u32 = 64;
     derive = "PartialEq",
     doc = "Moves a volume to another node. The object has the name of the volume, and is deleted when the move has ended. Delete it earlier to undo the move, as long as the volume names its former node.",
     validation = Rule::new("self.metadata.name == self.spec.volumeName").message("a VolumeMove has the name of its volume"),
-    validation = Rule::new("has(self.spec.takeover) == has(oldSelf.spec.takeover) && (has(self.spec.takeover) || self.spec.volumeName == oldSelf.spec.volumeName && has(self.spec.toNode) == has(oldSelf.spec.toNode) && (!has(self.spec.toNode) || self.spec.toNode == oldSelf.spec.toNode) && has(self.spec.togetherWith) == has(oldSelf.spec.togetherWith) && (!has(self.spec.togetherWith) || self.spec.togetherWith == oldSelf.spec.togetherWith))").message("only cutover of a VolumeMove can be changed: delete it, and create another one"),
+    validation = Rule::new("has(self.spec.takeover) == has(oldSelf.spec.takeover) && (has(self.spec.takeover) || self.spec.volumeName == oldSelf.spec.volumeName && has(self.spec.toNode) == has(oldSelf.spec.toNode) && (!has(self.spec.toNode) || self.spec.toNode == oldSelf.spec.toNode) && has(self.spec.togetherWith) == has(oldSelf.spec.togetherWith) && (!has(self.spec.togetherWith) || self.spec.togetherWith == oldSelf.spec.togetherWith))").message("only cutover, standbyIntervalSeconds and promotion of a VolumeMove can be changed: delete it, and create another one"),
+    validation = Rule::new("self.spec.?cutover.orValue('') == 'Never' || !has(self.spec.standbyIntervalSeconds) && !has(self.spec.promotion)").message("standbyIntervalSeconds and promotion are for a standby copy: set cutover to Never"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.promoted) || has(self.spec.promotion) && self.spec.promotion == oldSelf.spec.promotion").message("the copy is promoted: promotion cannot be changed any more"),
     validation = Rule::new("!has(self.spec.takeover) || has(self.spec.toNode)").message("a takeover has a toNode"),
     printcolumn = r#"{"name":"From","type":"string","jsonPath":".status.plan.fromNode"}"#,
     printcolumn = r#"{"name":"To","type":"string","jsonPath":".status.plan.toNode"}"#,
     printcolumn = r#"{"name":"Cutover","type":"string","jsonPath":".spec.cutover","priority":1}"#,
+    printcolumn = r#"{"name":"Data Age","type":"date","jsonPath":".status.prepared.taken","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -64,6 +70,18 @@ pub struct VolumeMoveSpec {
     #[serde(default, skip_serializing_if = "Cutover::is_default")]
     pub cutover: Cutover,
 
+    /// Seconds between two passes of a standby copy; default 60. A pass begins no earlier than the one before has ended, and
+    /// later for a volume of many extents. Only with `cutover: Never`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 86400))]
+    pub standby_interval_seconds: Option<u32>,
+
+    /// Makes the standby copy the volume, although its node cannot close it. Everything that was written since the last pass
+    /// is lost. The operator does it only if the Node is gone or has the taint `node.kubernetes.io/out-of-service`. Only with
+    /// `cutover: Never`. Absent: the copy stays a copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promotion: Option<Promotion>,
+
     /// What the volume follows if its disk is in another machine: no data is copied then. Set by the operator;
     /// absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,6 +100,17 @@ pub enum Cutover {
     /// It is copied while pods use it. Once little is left to copy, the move waits until its pods have ended, or until
     /// this is set to `Automatic`.
     Manual,
+    /// Never: the copy is a standby, which is renewed at an interval whether or not pods use the volume.
+    Never,
+}
+
+/// The loss of data to which an administrator agrees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Promotion {
+    /// The time that the data of the volume is to have at least: `status.prepared.taken`. A copy that is older is not
+    /// promoted.
+    pub data_as_of: DateTime<Utc>,
 }
 
 impl Cutover {
@@ -116,6 +145,9 @@ pub struct VolumeMoveStatus {
     /// What the new node has of the volume after the last pass. Absent until the first one has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedCopy>,
+    /// The time that the data of the volume has since the standby copy was promoted. Absent unless it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promoted: Option<DateTime<Utc>>,
     /// Why the volume is not copied while pods use it, although `spec.cutover` asks for that: it moves once they have
     /// ended. Set `spec.cutover` to `WhenUnused` and back to try again. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,8 +158,8 @@ pub struct VolumeMoveStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_object_schema")]
     pub persistent_volume: Option<Value>,
-    /// Condition of type `Ready`: `False` while the move waits, with the reason. The object is deleted when
-    /// the move has ended.
+    /// Condition of type `Ready`: `False` while the move waits, with the reason; `True` while a standby copy is as new as its
+    /// interval demands. The object is deleted when the move has ended.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
@@ -183,6 +215,10 @@ pub struct PreparedCopy {
     /// Name of the image of that.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
+    /// When the snapshot was taken: the copy has the data of that time. Absent for a copy that an operator of version 0.1
+    /// has recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<DateTime<Utc>>,
     /// When the copy was complete.
     pub received: DateTime<Utc>,
     /// Seconds that the last pass took. Absent if it was interrupted.
@@ -205,6 +241,18 @@ impl VolumeMove {
             });
         }
         self.status.as_ref()?.plan.clone()
+    }
+
+    /// Time between two passes, if the copy is a standby.
+    pub fn standby_interval(&self) -> Option<TimeDelta> {
+        let seconds = self.spec.standby_interval_seconds;
+        let interval = TimeDelta::seconds(i64::from(seconds.unwrap_or(STANDBY_INTERVAL)));
+        (self.spec.cutover == Cutover::Never).then_some(interval)
+    }
+
+    /// The time that the data of the copy has. None before the first pass has ended.
+    pub fn copied_as_of(&self) -> Option<DateTime<Utc>> {
+        self.status.as_ref()?.prepared.as_ref()?.taken
     }
 
     /// The UID that replicas and fences of the move name.

@@ -121,6 +121,20 @@ pub enum Command {
         Exit codes: 0 the node has no volumes; 1 some stay; 3 the command failed."
     )]
     Drain(Drain),
+    /// Keep copies of the volumes of claims on another node, which are renewed at an interval
+    #[command(
+        after_help = "The copy has the data of a moment in the past. It becomes the volume only with `promote`, after the node of the volume is \
+        lost. It takes twice the size of the volume. The command waits until the copies are complete; Ctrl-C leaves them as they are.\n\
+        Exit codes: 0 the copies are complete, or removed; 1 a copy has ended; 3 the command failed."
+    )]
+    Standby(Standby),
+    /// Make standby copies the volumes, after their node is lost; asks before
+    #[command(
+        after_help = "What was written to the volumes after their last copy is lost. The Node has to be gone, or to have the taint \
+        node.kubernetes.io/out-of-service.\n\
+        Exit codes: 0 the volumes are on their new node; 1 the promotion was undone; 3 the command failed, or was not confirmed."
+    )]
+    Promote(Promote),
     /// Replace the disk of a pool on a node; asks before it gives up volumes on a dead disk
     #[command(
         after_help = "The disk is listed in spec.replacedDisks of the StoragePool. The node then creates the pool on \
@@ -524,12 +538,9 @@ pub struct Cordon {
 /// Arguments of `move`.
 #[derive(Args, Clone, Debug)]
 pub struct Move {
-    /// Names of claims, as NAME or NAMESPACE/NAME, or of PoolVolumes
-    #[arg(required = true, value_name = "CLAIM")]
-    pub claims: Vec<String>,
-    /// Namespace of the claims (default: that of the context)
-    #[arg(long, short, value_name = "NAME")]
-    pub namespace: Option<String>,
+    /// The volumes.
+    #[command(flatten)]
+    pub claims: Claims,
     /// Name of the node to move to (default: the node with the most room)
     #[arg(long, value_name = "NODE", conflicts_with = "undo")]
     pub to: Option<String>,
@@ -540,6 +551,48 @@ pub struct Move {
     #[arg(long)]
     pub undo: bool,
     /// Wait until the volumes have moved
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    pub wait: bool,
+}
+
+/// Arguments that name volumes.
+#[derive(Args, Clone, Debug)]
+pub struct Claims {
+    /// Names of claims, as NAME or NAMESPACE/NAME, or of PoolVolumes
+    #[arg(required = true, value_name = "CLAIM")]
+    pub claims: Vec<String>,
+    /// Namespace of the claims (default: that of the context)
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+/// Arguments of `standby`.
+#[derive(Args, Clone, Debug)]
+pub struct Standby {
+    /// The volumes.
+    #[command(flatten)]
+    pub claims: Claims,
+    /// Name of the node that keeps the copies (default: the node with the most room)
+    #[arg(long, value_name = "NODE", conflicts_with = "remove")]
+    pub to: Option<String>,
+    /// Seconds between two copies, 10 to 86400 (default: 60)
+    #[arg(long, value_name = "SECONDS", conflicts_with = "remove", value_parser = clap::value_parser!(u32).range(10..=86400))]
+    pub interval: Option<u32>,
+    /// Remove the copies
+    #[arg(long)]
+    pub remove: bool,
+    /// Wait until the copies are complete, or removed
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    pub wait: bool,
+}
+
+/// Arguments of `promote`.
+#[derive(Args, Clone, Debug)]
+pub struct Promote {
+    /// The volumes.
+    #[command(flatten)]
+    pub claims: Claims,
+    /// Wait until the volumes are on their new node
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     pub wait: bool,
 }

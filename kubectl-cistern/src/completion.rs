@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(complete(&["volumes", "--sort=si"]), ["--sort=size", ":4"]);
         assert_eq!(complete(&["pools", "-o", "j"]), ["json", ":4"]);
         // The value of an option is not a command.
-        assert_eq!(complete(&["--context", "top", "sta"]), ["status", ":4"]);
+        assert_eq!(complete(&["--context", "top", "stat"]), ["status", ":4"]);
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub mod pools;
 pub mod replace_disk;
 pub mod selector;
 pub mod snapshots;
+pub mod standby;
 pub mod status;
 pub mod storage_pool;
 pub mod support_bundle;
@@ -151,6 +152,8 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
         Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,
         Command::Move(flags) => moving::run(&connection, &flags, printer).await,
+        Command::Standby(flags) => standby::run(&connection, &flags, printer).await,
+        Command::Promote(flags) => standby::promote::run(&connection, &flags, printer).await,
         Command::Drain(flags) => drain::run(&connection, &flags, printer).await,
         Command::ReplaceDisk(flags) => replace_disk::run(&connection, &flags, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,

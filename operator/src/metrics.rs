@@ -2,8 +2,9 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use chrono::Utc;
 use cistern_client::metrics::Gauges;
-use cistern_crds::{ConditionType, Reason, condition};
+use cistern_crds::{ConditionType, Reason, VolumeMove, condition};
 use kube::ResourceExt as _;
 use prometheus_client::{
     collector::Collector,
@@ -154,6 +155,36 @@ struct ClusterCollector {
     unclaimed: Gauge,
 }
 
+impl ClusterCollector {
+    /// Writes how old the standby copies are, and may be.
+    fn write_standby(&self, gauges: &mut Gauges<'_>, leads: bool) -> fmt::Result {
+        let mut copies = self.cluster.moves.all();
+        // What was promoted is the volume, and no copy any more.
+        let is_promoted =
+            |it: &VolumeMove| it.status.as_ref().is_some_and(|it| it.promoted.is_some());
+        copies.retain(|it| leads && it.standby_interval().is_some() && !is_promoted(it));
+        let label = |it: &VolumeMove| [("volume", it.name_any())];
+        let age = copies.iter().filter_map(|it| {
+            let age = Utc::now() - it.copied_as_of()?;
+            Some((label(it), age.as_seconds_f64()))
+        });
+        gauges.write(
+            "cistern_operator_standby_age_seconds",
+            "Time since the snapshot of which another node has a standby copy of the volume.",
+            age,
+        )?;
+        let interval = copies.iter().filter_map(|it| {
+            let interval = it.standby_interval()?;
+            Some((label(it), interval.as_seconds_f64()))
+        });
+        gauges.write(
+            "cistern_operator_standby_interval_seconds",
+            "Interval at which the standby copy of the volume is to be renewed.",
+            interval,
+        )
+    }
+}
+
 impl Collector for ClusterCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut gauges = Gauges::onto(encoder);
@@ -189,16 +220,16 @@ impl Collector for ClusterCollector {
         moves.retain(|_| leads);
         let moves = moves.iter().map(|object| {
             let status = object.status.as_ref();
-            let waits =
-                status.and_then(|it| condition::failing(&it.conditions, ConditionType::Ready));
-            let reason = waits.map_or_else(|| Reason::Pending.to_string(), |it| it.reason.clone());
+            let ready = status.and_then(|it| condition::find(&it.conditions, ConditionType::Ready));
+            let reason = ready.map_or_else(|| Reason::Pending.to_string(), |it| it.reason.clone());
             ([("volume", object.name_any()), ("reason", reason)], 1_u64)
         });
         gauges.write(
             "cistern_operator_volume_moves",
-            "Volumes that move to another node, by the reason for which each waits now.",
+            "Volumes that move to another node or have a standby copy there, by the reason of their VolumeMove now.",
             moves,
         )?;
+        self.write_standby(&mut gauges, leads)?;
         gauges.write_one(
             "cistern_operator_unclaimed_objects",
             "Volumes and snapshots that no PersistentVolume or VolumeSnapshotContent refers to.",

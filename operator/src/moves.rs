@@ -33,7 +33,7 @@ mod users;
 mod volume;
 
 use cistern_client::{Rejection, writes::patch_guarded};
-use cistern_crds::{Cutover, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
+use cistern_crds::{MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
 
@@ -116,12 +116,11 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
     let spec = VolumeMoveSpec {
         volume_name: name.clone(),
         to_node: Some(node.to_owned()),
-        together_with: Vec::new(),
-        cutover: Cutover::default(),
         takeover: Some(MoveTakeover {
             from_node: volume.spec.node_name.clone(),
             epoch: volume.spec.epoch.saturating_add(1),
         }),
+        ..VolumeMoveSpec::default()
     };
     let failed = |verb, source| Error::Api {
         verb,

@@ -20,16 +20,20 @@
 //! snapshot 2 ─ changes ────▶ incoming/<volume> ◀──────────────────────────┘  ─ rename ─▶ point …
 //! ```
 //!
+//! If the node of such a volume is lost, the point itself becomes the volume, as it was at the time of the snapshot
+//! ([`Pool::promote_point`]).
+//!
 //! *Invariants:* what is sent never changes, so a copy that was interrupted goes on behind what is
 //! on the disk. A volume is only created from a copy that is complete and synced. A copy is never the
 //! only one before it is opened, so it may be removed at any time until then. A point is complete, and
-//! is never written to; changes are applied only to a clone of the point that they are relative to.
+//! its data is never written to; changes are applied only to a clone of the point that they are relative to.
 
 mod folder;
 mod incoming;
 mod open;
 mod outgoing;
 mod point;
+mod promote;
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +41,9 @@ use serde::{Deserialize, Serialize};
 use crate::pool::Pool;
 use crate::{id::Uid, image::Identity};
 
-pub use self::{folder::IncomingCopy, incoming::Incoming, outgoing::Outgoing};
+pub use self::{
+    folder::IncomingCopy, incoming::Incoming, outgoing::Outgoing, promote::PromotedVolume,
+};
 use cistern_types::{Bytes, ExtentSize};
 
 /// Largest number of data bytes in a [`Chunk`].

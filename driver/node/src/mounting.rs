@@ -96,10 +96,32 @@ impl Mounter {
         Ok(usable.pool)
     }
 
+    /// Reads a volume that a pod is to use. Reads it from the API server if the node has a replica of it: it may be on another
+    /// node by now, without having been closed here.
+    async fn volume_for_pod(&self, id: &str) -> Result<Volume, Error> {
+        if self.agent.desired.replicas_of(id).is_empty() {
+            self.volume(id).await
+        } else {
+            self.volume_now(id).await
+        }
+    }
+
     /// Reads a volume from the watch. Reads it from the API server if it is newer than the watch, or if
     /// its deletion is requested or the agent has written to it since: the watch may not show yet that
     /// the deletion is committed.
     async fn volume(&self, id: &str) -> Result<Volume, Error> {
+        let desired = &self.agent.desired;
+        if let Ok(Some(object)) = desired.own_writes().read(|| desired.volume(id))
+            && let Some(object) = readable(&object).filter(|it| !it.spec.deletion_requested)
+            && let Ok(volume) = Volume::read(object)
+        {
+            return Ok(volume);
+        }
+        self.volume_now(id).await
+    }
+
+    /// Reads a volume from the API server.
+    async fn volume_now(&self, id: &str) -> Result<Volume, Error> {
         let not_found = || Error::NotFound {
             volume: id.to_owned(),
         };
@@ -109,13 +131,6 @@ impl Mounter {
         };
         if !names::is_id(id) {
             return Err(not_found());
-        }
-        let desired = &self.agent.desired;
-        if let Ok(Some(object)) = desired.own_writes().read(|| desired.volume(id))
-            && let Some(object) = readable(&object).filter(|it| !it.spec.deletion_requested)
-            && let Ok(volume) = Volume::read(object)
-        {
-            return Ok(volume);
         }
         let fetched = self.fetch(id).await?;
         let object = fetched.ok_or_else(not_found)?;

@@ -33,3 +33,4 @@ mod relocation;
 mod restarts;
 mod restore;
 mod snapshots;
+mod standby;

@@ -1,8 +1,7 @@
 //! The PersistentVolume of a volume whose node changes follows, and its claim stays bound.
 
 use cistern_crds::{
-    Bytes, Cutover, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names,
-    persistent_volume::nodes_of,
+    Bytes, MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names, persistent_volume::nodes_of,
 };
 use cistern_e2e::{
     Test,
@@ -20,12 +19,11 @@ async fn move_volume(test: &Test, volume: &str, node: &str, epoch: u32) {
     let spec = VolumeMoveSpec {
         volume_name: volume.to_owned(),
         to_node: Some(node.to_owned()),
-        together_with: Vec::new(),
-        cutover: Cutover::default(),
         takeover: Some(MoveTakeover {
             from_node: volumes.get(volume).await.unwrap().spec.node_name,
             epoch,
         }),
+        ..VolumeMoveSpec::default()
     };
     let mut object = VolumeMove::new(volume, spec);
     object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);

@@ -5,6 +5,7 @@ mod killed;
 mod kubelet;
 mod nodes;
 mod passes;
+mod standby;
 
 use cistern_crds::Bytes;
 use cistern_e2e::ControlPlane;

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::{SOON, create, moving::Stage, rights};
 
 /// A stage with a StoragePool, which is cordoned, and volumes on the first node.
-async fn stage(pool: &str, volumes: &[&str]) -> Stage {
+pub(crate) async fn stage(pool: &str, volumes: &[&str]) -> Stage {
     let stage = Stage::new(pool).await;
     let spec =
         json!({"nodeSelector": {"matchLabels": {"a": "b"}}, "source": {"image": {"size": "1Gi"}}});

@@ -18,6 +18,7 @@ mod moving;
 mod orphans;
 mod replace_disk;
 mod rights;
+mod standby;
 mod support_bundle;
 mod top;
 mod transfers;
@@ -95,6 +96,7 @@ impl Node {
             takeovers: 0,
             target: None,
             cancelled_move_uid: None,
+            promoted_move_uid: None,
         };
         self.create_ready(PoolVolume::desired(name, spec)).await
     }

@@ -138,6 +138,49 @@ async fn a_volume_moves_to_its_target_only_when_closed_for_that_move_and_is_undo
 }
 
 #[tokio::test]
+async fn a_standby_copy_is_promoted_without_a_fence_to_its_declared_target_only() {
+    let cluster = Installed::start().await;
+    let account = "system:serviceaccount:cistern-system:cistern-";
+    let operator = &cluster.user(&format!("{account}operator"));
+    let controller = &cluster.user(&format!("{account}controller"));
+    let path = "poolvolumes/on-a";
+    await_policy(operator).await;
+    let target = &target_of("b", "m-1");
+    let promote = |node: &str, epoch: u32, by: &str| {
+        json!({"spec": {
+            "nodeName": node, "epoch": epoch, "target": null, "promotedMoveUID": by,
+        }})
+    };
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, &promote("b", 1, "m-1"), STAYS),
+        ("PATCH", path, target, ALLOWED),
+        ("PATCH", path, &promote("b", 1, "m-0"), STAYS),
+        ("PATCH", path, &promote("c", 1, "m-1"), STAYS),
+        ("PATCH", path, &promote("b", 2, "m-1"), STAYS),
+    ];
+    check(operator, rows).await;
+    let by_another = &promote("b", 1, "m-1");
+    check(controller, &[("PATCH", path, by_another, NO_LOCATION)]).await;
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, &promote("b", 1, "m-1"), ALLOWED),
+        // The name of an earlier promotion permits nothing.
+        ("PATCH", path, &target_of("c", "m-2"), ALLOWED),
+        ("PATCH", path, &promote("c", 2, "m-1"), STAYS),
+        (
+            "PATCH",
+            path,
+            &json!({"spec": {"nodeName": "c", "epoch": 2, "target": null}}),
+            STAYS,
+        ),
+    ];
+    check(operator, rows).await;
+}
+
+fn target_of(node: &str, by: &str) -> Value {
+    json!({"spec": {"target": {"nodeName": node, "moveUID": by}}})
+}
+
+#[tokio::test]
 async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
     let cluster = Installed::start().await;
     let admin = &cluster.admin();

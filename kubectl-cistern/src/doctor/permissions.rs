@@ -287,7 +287,7 @@ mod tests {
             "you may not list storagepools.cistern.storage, watch storagepools.cistern.storage"
         );
         assert!(
-            check.action.contains("pools, snapshots"),
+            check.action.contains("pools, promote, snapshots"),
             "{}",
             check.action
         );

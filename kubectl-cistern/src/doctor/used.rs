@@ -54,6 +54,8 @@ const WATCHERS: &[&str] = &[
     "transfers",
     "ui",
     "move",
+    "standby",
+    "promote",
     "drain",
 ];
 const READERS: &[&str] = &[
@@ -67,6 +69,8 @@ const READERS: &[&str] = &[
     "replace-disk",
     "forget-node",
     "move",
+    "standby",
+    "promote",
     "drain",
 ];
 // The bundle contains the report of `doctor`.
@@ -75,7 +79,7 @@ const FSCK: &[&str] = &["fsck", BUNDLE_COMMAND];
 const BUNDLE: &[&str] = &[BUNDLE_COMMAND];
 const BUNDLE_COMMAND: &str = "support-bundle";
 const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk", "drain"];
-const MOVERS: &[&str] = &["move", "drain"];
+const MOVERS: &[&str] = &["move", "standby", "drain"];
 const REMOVAL: &[&str] = &["orphans", "replace-disk", "forget-node"];
 const SNAPSHOT: &str = "snapshot.storage.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
@@ -144,9 +148,11 @@ pub(super) const USED: &[Used] = &[
     ),
     of(MOVERS, OWN, "poolvolumes", &["get"]),
     of(MOVERS, OWN, "volumemoves", &["get", "create", "patch"]),
-    of(&["move"], OWN, "volumemoves", &["delete"]),
+    of(&["move", "standby"], OWN, "volumemoves", &["delete"]),
+    of(&["promote"], OWN, "poolvolumes", &["get"]),
+    of(&["promote"], OWN, "volumemoves", &["get", "patch"]),
     of(&["drain"], "apps", "statefulsets", LIST),
-    of(&["forget-node"], "", "nodes", &["get"]),
+    of(&["forget-node", "promote"], "", "nodes", &["get"]),
     of(&["orphans"], OWN, "poolvolumes", &["get", "create"]),
     of(&["orphans"], OWN, "poolsnapshots", &["get", "create"]),
     of(&["orphans"], "", "persistentvolumes", &["create"]),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::{PoolVolume, VolumeMove};
+use cistern_crds::{Cutover, PoolVolume, VolumeMove};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt as _;
 
@@ -19,6 +19,7 @@ use crate::{
         follow::{Followed, Goal, Outcome, Printed},
         plan, requests, set,
     },
+    standby,
 };
 
 /// A drain.
@@ -31,6 +32,8 @@ pub(super) struct Drain<'a> {
     used: Vec<set::Link>,
     /// The volumes whose moves are waited for.
     followed: Vec<Followed>,
+    /// The volumes that move to their standby copies.
+    copies: BTreeSet<String>,
     /// The volumes that stay, and why.
     staying: BTreeMap<String, String>,
     printed: Printed,
@@ -50,6 +53,7 @@ impl<'a> Drain<'a> {
             sets,
             used: Vec::new(),
             followed: Vec::new(),
+            copies: BTreeSet::new(),
             staying: BTreeMap::new(),
             printed: Printed::default(),
         }
@@ -60,6 +64,7 @@ impl<'a> Drain<'a> {
         let mut changes = Changes::start(self.connection);
         loop {
             let cluster = moving::changed(&mut changes).await?;
+            self.cut_over_copies(&cluster).await?;
             self.follow_moves(&cluster)?;
             self.end_moves(&cluster).await?;
             let groups = self.begin(&cluster).await?;
@@ -69,6 +74,26 @@ impl<'a> Drain<'a> {
                 return self.finish(&cluster);
             }
         }
+    }
+
+    /// Lets volumes move to the standby copies that they have. A volume whose copy was promoted here stays.
+    async fn cut_over_copies(&mut self, cluster: &Cluster) -> Result<(), Error> {
+        for its_move in &cluster.moves {
+            let name = its_move.name_any();
+            let volume = cluster.volume(&name);
+            let is_here = volume.is_some_and(|it| it.spec.node_name == self.flags.node);
+            if !is_here || its_move.spec.cutover != Cutover::Never {
+                continue;
+            }
+            if standby::is_promoted(its_move) {
+                let why = || standby::was_promoted(&name);
+                self.staying.entry(name.clone()).or_insert_with(why);
+            } else if self.copies.insert(name.clone()) {
+                let cutover = plan::of_standby(Some(self.flags.cutover.into()));
+                requests::set_cutover(self.connection, its_move, cutover).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Follows all moves from the node, also those that others created, to any node.

@@ -17,10 +17,15 @@ use crate::cluster::Cluster;
 pub(super) fn of_move(object: &VolumeMove, cluster: &Cluster, now: DateTime<Utc>) -> Option<Issue> {
     let waits = waits(object, now)?;
     let volume = cluster.volume(&object.spec.volume_name);
+    // The volume works meanwhile.
+    let severity = match Reason::parse(&waits.reason) {
+        Some(Reason::StandbyLags | Reason::Superseded) => Severity::Warning,
+        _ => Severity::Error,
+    };
     Some(Issue {
         node: object.plan().map(|plan| plan.to_node),
         pool: volume.map(|volume| volume.pool_name().to_owned()),
-        ..Issue::by(waits, Severity::Error, "VolumeMove", object.name_any())
+        ..Issue::by(waits, severity, "VolumeMove", object.name_any())
     })
 }
 

@@ -37,6 +37,8 @@ pub(crate) enum Goal {
     Move,
     /// The volumes stay where they are.
     Undo,
+    /// The standby copies of the volumes are gone.
+    Remove,
 }
 
 impl Followed {
@@ -106,6 +108,12 @@ impl Goal {
             (Self::Undo, _) if outcome != Outcome::Gone => {
                 format!("{shown} has not moved: the move is undone\n")
             }
+            (Self::Remove, Outcome::Moved) => {
+                format!("{shown} is on the new node: it is too late to remove its copy\n")
+            }
+            (Self::Remove, _) if outcome != Outcome::Gone => {
+                format!("{shown} has no standby copy any more\n")
+            }
             _ => format!("{shown} is deleted\n"),
         }
     }
@@ -113,7 +121,7 @@ impl Goal {
     fn is_reached(self, outcome: Outcome) -> bool {
         match self {
             Self::Move => outcome == Outcome::Moved,
-            Self::Undo => outcome != Outcome::Moved,
+            Self::Undo | Self::Remove => outcome != Outcome::Moved,
         }
     }
 }
@@ -121,7 +129,10 @@ impl Goal {
 /// Whether only the old image is left to remove.
 fn has_followed(its_move: &VolumeMove) -> bool {
     let reason = waits(its_move).and_then(|it| Reason::parse(&it.reason));
-    matches!(reason, Some(Reason::OldImageKept | Reason::RemovingImage))
+    matches!(
+        reason,
+        Some(Reason::OldImageKept | Reason::RemovingImage | Reason::Superseded)
+    )
 }
 
 /// Why the move waits; `None` until it has been reported.

@@ -14,14 +14,14 @@ pub(crate) mod set;
 
 use std::collections::BTreeSet;
 
-use cistern_crds::Cutover;
+use cistern_crds::{Cutover, VolumeMove};
 use kube::ResourceExt as _;
 
 use self::{
     follow::{Followed, Goal},
     plan::Planned,
 };
-use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster};
+use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster, standby};
 
 /// Kinds that decide which volumes move together, and whether they have moved.
 const DECISIVE: [&str; 6] = [
@@ -39,6 +39,12 @@ pub enum Error {
     /// Something cannot move.
     #[error("{}: nothing was changed", .0.join("; "))]
     Refused(Vec<String>),
+    /// The user did not type the name.
+    #[error("not confirmed: nothing was changed")]
+    NotConfirmed,
+    /// Reading from standard input failed.
+    #[error("the answer cannot be read: nothing was changed")]
+    Answer(#[source] std::io::Error),
     /// The moves cannot be followed any more.
     #[error("{}: the moves go on without this command", .0.join("; "))]
     Blind(Vec<String>),
@@ -60,18 +66,7 @@ pub async fn run(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let cluster = complete(connection).await?;
-    let namespace = flags.namespace.clone();
-    let namespace = namespace.unwrap_or_else(|| connection.client().default_namespace().to_owned());
-    let named = set::named(&cluster, &namespace, &flags.claims).map_err(Error::Refused)?;
-    let links = set::links(&cluster, &set::by_claim(&cluster));
-    let mut together = BTreeSet::new();
-    for name in &named {
-        together.extend(set::group_of(name, &links));
-    }
-    for name in together.difference(&named) {
-        let shown = set::shown(&cluster, name);
-        printer.write(&format!("{shown} is used or moves together with them\n"))?;
-    }
+    let together = named_together(connection, &cluster, &flags.claims, printer)?;
     if flags.undo {
         return undo(connection, flags, &cluster, &together, printer).await;
     }
@@ -88,6 +83,28 @@ pub async fn run(
     }
     let followed = planned.followed(&cluster);
     follow::until_ended(connection, followed, Goal::Move, printer).await
+}
+
+/// The volumes of the claims, and those that belong together with them, which are printed. Fails if there is none of a name.
+pub(crate) fn named_together(
+    connection: &Connection,
+    cluster: &Cluster,
+    claims: &arguments::Claims,
+    printer: Printer,
+) -> Result<BTreeSet<String>, crate::Error> {
+    let namespace = claims.namespace.clone();
+    let namespace = namespace.unwrap_or_else(|| connection.client().default_namespace().to_owned());
+    let named = set::named(cluster, &namespace, &claims.claims).map_err(Error::Refused)?;
+    let links = set::links(cluster, &set::by_claim(cluster));
+    let mut together = BTreeSet::new();
+    for name in &named {
+        together.extend(set::group_of(name, &links));
+    }
+    for name in together.difference(&named) {
+        let shown = set::shown(cluster, name);
+        printer.write(&format!("{shown} is used or moves together with them\n"))?;
+    }
+    Ok(together)
 }
 
 /// Lists the cluster. Fails if a kind that decides what moves together cannot be read completely.
@@ -155,6 +172,7 @@ async fn create(
             Cutover::WhenUnused => "moves once no pod uses it",
             Cutover::Automatic => "is cut over automatically from now on",
             Cutover::Manual => "is copied, and waits to be cut over",
+            Cutover::Never => "keeps a standby copy",
         };
         print(&existing.name_any(), how)?;
     }
@@ -172,15 +190,7 @@ async fn undo(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let moves: Vec<_> = plan::existing(cluster, together).collect();
-    let follows_disk = moves.iter().filter(|it| it.spec.takeover.is_some());
-    let refused: Vec<String> = follows_disk
-        .map(|it| {
-            format!(
-                "volume {} follows its disk, which cannot be undone",
-                it.name_any()
-            )
-        })
-        .collect();
+    let refused: Vec<String> = moves.iter().filter_map(|it| not_undone(it)).collect();
     if !refused.is_empty() {
         return Err(Error::Refused(refused).into());
     }
@@ -195,6 +205,24 @@ async fn undo(
     }
     let followed = moves.iter().map(|it| Followed::of(&it.name_any(), cluster));
     follow::until_ended(connection, followed.collect(), Goal::Undo, printer).await
+}
+
+/// Why a move is not undone.
+fn not_undone(it: &VolumeMove) -> Option<String> {
+    let name = it.name_any();
+    if it.spec.takeover.is_some() {
+        return Some(format!(
+            "volume {name} follows its disk, which cannot be undone"
+        ));
+    }
+    if standby::is_promoted(it) {
+        return Some(standby::was_promoted(&name));
+    }
+    (it.spec.cutover == Cutover::Never).then(|| {
+        format!(
+            "volume {name} has a standby copy, which `kubectl cistern standby --remove` removes"
+        )
+    })
 }
 
 #[cfg(test)]

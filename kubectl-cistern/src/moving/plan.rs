@@ -8,7 +8,7 @@ use cistern_crds::{
 use kube::ResourceExt as _;
 
 use super::follow::Followed;
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, standby};
 
 /// What is done for volumes that move together.
 #[derive(Debug, Default, PartialEq)]
@@ -31,18 +31,31 @@ impl Planned {
         all.map(|name| Followed::of(name, cluster)).collect()
     }
 
-    /// The same with the moves that are created, and those that exist, cut over at another time. None: as they are.
+    /// The same with the moves that are created, and those that exist, cut over at another time. None: as they are, but a
+    /// standby copy is cut over.
     pub(crate) fn with_cutover(mut self, cluster: &Cluster, cutover: Option<Cutover>) -> Self {
-        let Some(cutover) = cutover else {
-            return self;
-        };
         for spec in &mut self.create {
-            spec.cutover = cutover;
+            spec.cutover = cutover.unwrap_or_default();
         }
         let existing = self.existing.iter().filter_map(|it| cluster.move_of(it));
-        let others = existing.filter(|it| it.spec.cutover != cutover).cloned();
-        self.change = others.map(|it| (it, cutover)).collect();
+        let changed = existing.filter_map(|it| {
+            let wanted = match it.spec.cutover {
+                Cutover::Never => of_standby(cutover),
+                as_it_is => cutover.unwrap_or(as_it_is),
+            };
+            (wanted != it.spec.cutover).then(|| (it.clone(), wanted))
+        });
+        self.change = changed.collect();
         self
+    }
+}
+
+/// When a standby copy is cut over that is to move its volume. It is worth nothing if its volume is not copied until the pods
+/// have ended.
+pub(crate) fn of_standby(cutover: Option<Cutover>) -> Cutover {
+    match cutover {
+        None | Some(Cutover::WhenUnused | Cutover::Never) => Cutover::Manual,
+        Some(cutover) => cutover,
     }
 }
 
@@ -82,8 +95,7 @@ pub(crate) fn plan(
                 volume_name: name.clone(),
                 to_node: decided.clone(),
                 together_with: together.iter().filter(|it| *it != name).cloned().collect(),
-                cutover: Cutover::default(),
-                takeover: None,
+                ..VolumeMoveSpec::default()
             });
         }
     }
@@ -130,6 +142,9 @@ fn conflict(found: &VolumeMove, to_node: Option<&str>) -> Option<String> {
         return Some(format!(
             "a move of volume {name} is being undone: wait until it has ended"
         ));
+    }
+    if standby::is_promoted(found) {
+        return Some(standby::was_promoted(&name));
     }
     let (its, wanted) = (destination(found), to_node?);
     if its.as_deref() == Some(wanted) {

@@ -7,7 +7,7 @@ use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Connection, Error, MANAGER, access};
 
@@ -42,17 +42,28 @@ pub(crate) async fn create(connection: &Connection, spec: &VolumeMoveSpec) -> Re
     }
 }
 
-/// Changes when this VolumeMove is cut over, and that of no later one. Fails if the request fails.
+/// Changes when this VolumeMove is cut over, and that of no later one. It is no standby copy any more. Fails if the request
+/// fails.
 pub(crate) async fn set_cutover(
     connection: &Connection,
     object: &VolumeMove,
     cutover: Cutover,
 ) -> Result<(), Error> {
+    let spec = json!({"cutover": cutover, "standbyIntervalSeconds": null, "promotion": null});
+    change(connection, object, spec).await
+}
+
+/// Changes the spec of this VolumeMove, and that of no later one. Fails if the request fails.
+pub(crate) async fn change(
+    connection: &Connection,
+    object: &VolumeMove,
+    spec: Value,
+) -> Result<(), Error> {
     let api: Api<VolumeMove> = connection.everywhere();
     let name = object.name_any();
     let change = Patch::Merge(json!({
         "metadata": {"uid": object.uid()},
-        "spec": {"cutover": cutover},
+        "spec": spec,
     }));
     let parameters = PatchParams {
         field_manager: Some(MANAGER.to_owned()),

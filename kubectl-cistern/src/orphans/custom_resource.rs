@@ -80,6 +80,7 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         takeovers: 0,
         target: None,
         cancelled_move_uid: None,
+        promoted_move_uid: None,
     };
     PoolVolume::desired(&identity.name, spec)
 }

@@ -114,6 +114,7 @@ impl WatchedKind for VolumeMove {
             plan: status.plan,
             copying: status.copying,
             prepared: status.prepared,
+            promoted: status.promoted,
             conditions: status.conditions,
             ..VolumeMoveStatus::default()
         });

@@ -7,7 +7,7 @@ use cistern_client::{
     writes::{delete_exactly, patch_guarded, patch_status_guarded, remove_finalizer},
 };
 use cistern_crds::{
-    ConditionType, EventReason, Explanation, MovePlan, PoolVolume, VolumeMove,
+    ConditionType, EventReason, Explanation, MovePlan, PoolVolume, Reason, VolumeMove,
     condition::{self, ConditionUpdate},
     names,
 };
@@ -164,9 +164,19 @@ impl<'a> Move<'a> {
 
     /// Writes why the move waits. Returns whether that is new.
     pub(super) async fn report(&self, why: Explanation) -> Result<bool, Error> {
+        self.write_ready(false, why).await
+    }
+
+    /// Writes that a standby copy is as new as it is to be.
+    pub(super) async fn report_ready(&self, message: String) -> Result<(), Error> {
+        let why = Explanation::new(Reason::Standby, message);
+        self.write_ready(true, why).await.map(drop)
+    }
+
+    async fn write_ready(&self, is_ready: bool, why: Explanation) -> Result<bool, Error> {
         let before = self.object.status.clone().unwrap_or_default();
         let mut conditions = before.conditions.clone();
-        let update = ConditionUpdate::new(ConditionType::Ready, false, why.reason, why.message);
+        let update = ConditionUpdate::new(ConditionType::Ready, is_ready, why.reason, why.message);
         let generation = self.object.metadata.generation;
         condition::set(&mut conditions, &update, generation, (self.context.now)());
         let plan = self.object.plan();
@@ -203,10 +213,14 @@ impl<'a> Move<'a> {
         if volume.spec.epoch < plan.epoch || *node != plan.to_node {
             return Ok(());
         }
-        let how = if self.is_takeover() {
-            ", with its disk"
-        } else {
-            ""
+        let status = self.object.status.as_ref();
+        let how = match status.and_then(|status| status.promoted) {
+            _ if self.is_takeover() => ", with its disk".to_owned(),
+            Some(taken) => format!(
+                ", as of {}: what was written to it after that is lost",
+                taken.format("%Y-%m-%d %H:%M:%S UTC")
+            ),
+            None => String::new(),
         };
         let body = EventContent {
             is_warning: false,

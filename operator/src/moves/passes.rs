@@ -8,13 +8,16 @@
 //! The new node applies what differs from the last copy, so the snapshot of that is kept as the base of the next pass, or
 //! of the closed volume.
 //!
+//! A standby copy goes on with the passes for ever, at its interval.
+//!
 //! *Invariants:* the name of a snapshot is recorded before the snapshot is taken, and until it is removed. A pass is
-//! optional: where one is not possible, the volume moves once its pods have ended.
+//! optional: where one is not possible, the volume moves once its pods have ended. For a standby copy, it is tried again.
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
     ConditionType, Cutover, Explanation, HasImage as _, MovePass, PoolSnapshot, PoolVolume,
     PreparedCopy, Reason, ReceivedSnapshot, ReplicaPurpose, VolumeMove, bounds, condition, names,
+    time,
 };
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -111,7 +114,9 @@ pub(super) fn refused(
     purpose: ReplicaPurpose,
     why: &Explanation,
 ) -> Option<Stage> {
-    let is_for_passes = purpose == ReplicaPurpose::Incoming && is_copied_while_used(seen.object);
+    let is_for_passes = purpose == ReplicaPurpose::Incoming
+        && is_copied_while_used(seen.object)
+        && seen.object.standby_interval().is_none();
     let is_full = matches!(
         why.reason,
         Reason::NoSpace | Reason::TooLarge | Reason::Overcommitted
@@ -139,6 +144,7 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
         let prepared = PreparedCopy {
             number: pass.number,
             snapshot_name: pass.snapshot_name,
+            taken: snapshot.and_then(|it| it.status.as_ref()?.creation_time),
             image: received.image.clone(),
             received: received.received,
             seconds: received.seconds,
@@ -156,14 +162,15 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
         });
     }
     let Some(snapshot) = snapshot else {
-        return match pass.image {
-            None => Stage::TakeSnapshot,
-            // Somebody has removed it: the next pass takes another one.
-            Some(_) => give_up(passes, format!("snapshot {} is gone", pass.snapshot_name)),
-        };
+        if pass.image.is_none() {
+            return Stage::TakeSnapshot;
+        }
+        // Somebody has removed it: the next pass takes another one.
+        let why = format!("snapshot {} is gone", pass.snapshot_name);
+        return not_possible(seen, passes, why);
     };
     if let Some(why) = refusal(snapshot) {
-        return give_up(passes, why);
+        return refused_snapshot(seen, passes, snapshot, why);
     }
     match (&pass.image, image_of(snapshot)) {
         (Some(_), _) => {}
@@ -187,7 +194,7 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
         return Stage::Wait(Explanation::new(Reason::Copying, "the copy is gone"));
     };
     let why = copying(seen.plan, incoming);
-    if why.reason == Reason::NoSpace {
+    if why.reason == Reason::NoSpace && seen.object.standby_interval().is_none() {
         return give_up(passes, why.message);
     }
     let message = format!("pass {}: {}", pass.number, why.message);
@@ -203,27 +210,44 @@ fn after(
 ) -> Option<Stage> {
     let received = seen.incoming.and_then(|it| it.received_snapshot());
     if received.is_none_or(|received| received.image != prepared.image) {
-        // The new node has lost the copy, or begins anew, because the volume has grown.
+        // The new node has lost the copy.
         return end(seen, &passes);
     }
-    let is_manual = seen.object.spec.cutover == Cutover::Manual;
-    let extents = volume.status.as_ref().and_then(|it| it.extents);
-    let pause = pause(extents.unwrap_or_default());
-    let due = match (prepared.settled, is_manual) {
-        (false, _) => prepared.received + pause,
-        (true, false) => prepared.received + FRESH.max(pause),
-        (true, true) => prepared.received + RENEWED.max(pause),
-    };
-    if seen.now >= due && !seen.is_fragmented {
+    let cutover = seen.object.spec.cutover;
+    let due = due(seen.object, volume, prepared);
+    if seen.now >= due && (!seen.is_fragmented || cutover == Cutover::Never) {
         return Some(passes.begin(seen.object));
     }
-    if prepared.settled && !is_manual {
+    if prepared.settled && cutover == Cutover::Automatic {
         return None;
     }
     let (number, at) = (prepared.number + 1, due.format("%H:%M:%S UTC"));
     let message = format!("pass {number} begins at {at}");
     let why = while_used(seen, &passes, Reason::Copying, &message);
     Some(Stage::Wait(why))
+}
+
+/// When the pass after the prepared copy begins.
+fn due(object: &VolumeMove, volume: &PoolVolume, prepared: &PreparedCopy) -> DateTime<Utc> {
+    let extents = volume.status.as_ref().and_then(|it| it.extents);
+    let pause = pause(extents.unwrap_or_default());
+    let earliest = prepared.received + pause;
+    if let Some(interval) = object.standby_interval() {
+        let taken = prepared.taken.unwrap_or(prepared.received);
+        return earliest.max(taken + interval);
+    }
+    match (prepared.settled, object.spec.cutover) {
+        (false, _) => earliest,
+        (true, Cutover::Manual) => earliest.max(prepared.received + RENEWED),
+        (true, _) => earliest.max(prepared.received + FRESH),
+    }
+}
+
+/// When to look at a standby copy again that is as new as it is to be. None while a pass goes on.
+pub(super) fn next_look(object: &VolumeMove, volume: &PoolVolume) -> Option<DateTime<Utc>> {
+    let passes = Passes::of(object);
+    let prepared = passes.prepared.filter(|_| passes.copying.is_none())?;
+    Some(due(object, volume, &prepared))
 }
 
 /// Why the move waits while pods use the volume: for a pass, or for a user.
@@ -268,6 +292,35 @@ fn is_settled(number: u32, seconds: Option<u32>, before: Option<u32>) -> bool {
 fn pause(extents: u64) -> TimeDelta {
     let extents = i32::try_from(extents).unwrap_or(i32::MAX);
     PAUSE.checked_mul(extents).unwrap_or(TimeDelta::MAX)
+}
+
+/// What is done if a pass is not possible. A standby copy is tried again: the pass takes another snapshot.
+fn not_possible(seen: &Seen<'_>, passes: Passes, why: String) -> Stage {
+    if seen.object.standby_interval().is_none() {
+        return give_up(passes, why);
+    }
+    Stage::Record(Passes {
+        copying: None,
+        ..passes
+    })
+}
+
+/// What is done if the snapshot of a pass is refused. That of a standby copy is taken again after its interval.
+fn refused_snapshot(
+    seen: &Seen<'_>,
+    passes: Passes,
+    snapshot: &PoolSnapshot,
+    why: String,
+) -> Stage {
+    let Some(interval) = seen.object.standby_interval() else {
+        return give_up(passes, why);
+    };
+    let made = snapshot.metadata.creation_timestamp.as_ref();
+    let again = made.map_or(seen.now, |made| time::from_kubernetes(made) + interval);
+    if seen.now < again {
+        return Stage::Wait(Explanation::new(Reason::Copying, why));
+    }
+    remove(snapshot)
 }
 
 /// Copies no more while pods use the volume.

@@ -8,16 +8,17 @@ use std::time::Duration;
 use cistern_client::{Rejection, writes::patch_guarded};
 use cistern_crds::{
     Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
-    Reason, ReplicaPurpose, VolumeMove, names,
+    Reason, ReplicaPurpose, StorageNode, VolumeMove, names, out_of_service::is_out_of_service,
 };
+use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
 use super::{
     Error,
     advance::Move,
-    removal,
-    stages::{self, Seen, Stage, room_for},
+    passes, removal,
+    stages::{self, Seen, Source, Stage, room_for},
     steps::Step,
     together::Companion,
     users::Eviction,
@@ -64,6 +65,7 @@ impl Move<'_> {
             users: &users,
             companions: &companions,
             lost: lost.as_deref(),
+            source: self.source(plan).await?,
             is_to_follow: follow != Step::End,
             now: (self.context.now)(),
         });
@@ -71,6 +73,7 @@ impl Move<'_> {
         match stage {
             Stage::Follow => return self.take(follow).await,
             Stage::Wait(why) => return self.wait(why).await,
+            Stage::Rest(message) => return self.rest(message).await,
             Stage::End => return self.end().await,
             Stage::CutOver(pods) => {
                 if let Some(why) = self.evict(&pods, Eviction::DryRun).await? {
@@ -85,11 +88,18 @@ impl Move<'_> {
                 return Ok(Next::After(AGENTS));
             }
             Stage::Record(passes) => self.write_status("update", passes.change()).await?,
+            Stage::RecordPromotion(taken) => {
+                let (volume, to) = (self.name(), &plan.to_node);
+                tracing::warn!(volume, to, %taken, "the standby copy becomes the volume");
+                let promoted = json!({"promoted": taken});
+                self.write_status("update", promoted).await?;
+            }
             Stage::TakeSnapshot => self.take_snapshot().await?,
             Stage::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
             Stage::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
             Stage::DeletePods(pods) => self.delete_pods(&pods).await?,
             Stage::Create(purpose) => self.create_replica(plan, purpose).await?,
+            Stage::Grow(purpose) => self.grow_replica(replicas.of(purpose)).await?,
             Stage::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
             Stage::Release(purpose) => self.release(replicas.of(purpose)).await?,
             stage @ (Stage::Declare | Stage::Cancel | Stage::Undo | Stage::Commit) => {
@@ -105,12 +115,43 @@ impl Move<'_> {
         let is_for_users = is_arrived
             || matches!(
                 why.reason,
-                Reason::PodsRemain | Reason::EvictionBlocked | Reason::ReadyToCutOver
+                Reason::PodsRemain
+                    | Reason::EvictionBlocked
+                    | Reason::ReadyToCutOver
+                    | Reason::NotPromotable
+                    | Reason::Superseded
             );
         if self.report(why).await? && is_arrived {
             self.announce().await?;
         }
         Ok(Next::After(if is_for_users { USERS } else { AGENTS }))
+    }
+
+    /// Reports that a standby copy is as new as it is to be.
+    async fn rest(&self, message: String) -> Result<Next, Error> {
+        self.report_ready(message).await?;
+        let until = self.volume.as_ref();
+        let until = until.and_then(|volume| passes::next_look(&self.object, volume));
+        let pause = until.map(|until| until - (self.context.now)());
+        let pause = pause.and_then(|pause| pause.to_std().ok());
+        Ok(Next::After(pause.unwrap_or(AGENTS).max(AGENTS)))
+    }
+
+    /// What became of the node that the volume leaves. It matters only for a promotion.
+    async fn source(&self, plan: &MovePlan) -> Result<Source, Error> {
+        if self.object.spec.promotion.is_none() {
+            return Ok(Source::default());
+        }
+        let failed = |error| self.failed_with("get", "the node of the volume", error);
+        let client = &self.context.client;
+        let node = Api::<Node>::all(client.clone());
+        let node = node.get_opt(&plan.from_node).await.map_err(failed)?;
+        let storage_node = Api::<StorageNode>::all(client.clone());
+        let storage_node = storage_node.get_metadata_opt(&plan.from_node).await;
+        Ok(Source {
+            is_lost: node.is_none_or(|node| is_out_of_service(&node)),
+            is_forgotten: storage_node.map_err(failed)?.is_none(),
+        })
     }
 
     /// Changes the location of the volume. The schema has the last word.
@@ -136,8 +177,11 @@ impl Move<'_> {
             Stage::Undo => ("undid its move", json!({"target": null, "epoch": next})),
             _ => {
                 let takeovers = self.takeovers(plan, volume);
+                let status = self.object.status.as_ref();
+                let is_promoted = status.is_some_and(|status| status.promoted.is_some());
                 let change = json!({
                     "nodeName": plan.to_node, "target": null, "epoch": next, "takeovers": takeovers,
+                    "promotedMoveUID": is_promoted.then_some(move_uid),
                 });
                 ("moved it to another node", change)
             }
@@ -262,6 +306,19 @@ impl Move<'_> {
                 .map(drop)
                 .map_err(|error| self.failed_with("create", "a PoolReplica", error)),
         }
+    }
+
+    /// Raises the size of a replica to what the volume needs now.
+    async fn grow_replica(&self, replica: Option<&PoolReplica>) -> Result<(), Error> {
+        let (Some(replica), Some(volume)) = (replica, &self.volume) else {
+            return Ok(());
+        };
+        let size = room_for(&self.object, volume, replica.spec.purpose);
+        let change = json!({"spec": {"size": size}});
+        let api = Api::<PoolReplica>::all(self.context.client.clone());
+        let written = patch_guarded(&api, replica, names::OPERATOR_MANAGER, change).await;
+        let failed = |error| self.failed_with("update", "a PoolReplica", error);
+        written.map(drop).map_err(failed)
     }
 
     /// Requests that the agent removes the image of a replica.

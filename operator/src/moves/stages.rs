@@ -5,11 +5,13 @@
 //!   ─▶ opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is removed
 //! pods use it, and may ─▶ replicas ─▶ copied in passes (`passes`) ─▶ target declared ─▶ closing ─▶ pods evicted ─▶ closed …
 //! given up before the commit: cancelled or undone ─▶ the copy is removed
+//! a standby copy (`standby`) ─▶ replicas ─▶ passes without end, until it is promoted or cut over
 //! ```
 //!
 //! `docs/design-moving.md` has the reasons, and the crate `model` checks them.
 
 mod checks;
+mod standby;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
@@ -21,6 +23,7 @@ pub(super) use self::checks::{
     clear_one, copying, is_copied_while_used, is_movable, room_for, size_of,
 };
 use self::checks::{fence, unreserved};
+pub(super) use self::standby::Source;
 use super::{
     passes::{self, Passes},
     pods::User,
@@ -35,6 +38,8 @@ const KEPT: TimeDelta = TimeDelta::minutes(5);
 pub(super) enum Stage {
     /// Create the replica: the object that owns an image beside the volume's own.
     Create(ReplicaPurpose),
+    /// Raise the size of a replica, because the volume has grown.
+    Grow(ReplicaPurpose),
     /// Write how far the volume is copied while pods use it.
     Record(Passes),
     /// Take the snapshot of the pass.
@@ -53,6 +58,8 @@ pub(super) enum Stage {
     Cancel,
     /// Give up the declared target.
     Undo,
+    /// Note that the standby copy, whose data has this time, becomes the volume.
+    RecordPromotion(DateTime<Utc>),
     /// Let the volume name the new node.
     Commit,
     /// Let the PersistentVolume follow.
@@ -65,6 +72,8 @@ pub(super) enum Stage {
     Release(ReplicaPurpose),
     /// Wait, because of this.
     Wait(Explanation),
+    /// Wait, although all is as it is to be. The message says what that is.
+    Rest(String),
     /// Nothing is left to do.
     End,
 }
@@ -88,6 +97,8 @@ pub(super) struct Seen<'a> {
     pub(super) companions: &'a [Companion],
     /// Why the new node cannot take the volume any more.
     pub(super) lost: Option<&'a str>,
+    /// What became of the former node. Known only if the copy is to be promoted.
+    pub(super) source: Source,
     /// Whether a step with the PersistentVolume is left.
     pub(super) is_to_follow: bool,
     pub(super) now: DateTime<Utc>,
@@ -134,6 +145,9 @@ impl Seen<'_> {
 
     /// Before the target is declared: nothing has changed for the volume, and its pods can use it.
     fn prepare(&self, volume: &PoolVolume) -> Stage {
+        if let Some(interval) = self.object.standby_interval() {
+            return self.standby(volume, interval);
+        }
         if let Err(why) = is_movable(volume) {
             return Stage::Wait(why);
         }
@@ -170,11 +184,14 @@ impl Seen<'_> {
                 return Some(Stage::Create(purpose));
             };
             let spec = &replica.spec;
-            // The volume may have grown meanwhile, or is not copied any more while pods use it.
-            let is_as_needed = spec.move_uid == self.object.move_uid()
-                && spec.size == room_for(self.object, volume, purpose)
-                && !spec.deletion_requested;
-            if !is_as_needed {
+            let needed = room_for(self.object, volume, purpose);
+            let is_ours = spec.move_uid == self.object.move_uid() && !spec.deletion_requested;
+            // The volume has grown meanwhile.
+            if is_ours && spec.size < needed {
+                return Some(Stage::Grow(purpose));
+            }
+            // It is not copied any more while pods use it.
+            if !is_ours || spec.size > needed {
                 return Some(passes::remove_snapshots(self).unwrap_or_else(|| clear_one(replica)));
             }
             if let Some(why) = unreserved(replica) {
@@ -224,6 +241,9 @@ impl Seen<'_> {
 
     /// The target is declared: the volume is closed, and copied.
     fn declared(&self, volume: &PoolVolume) -> Stage {
+        if let Some(stage) = self.promote(volume) {
+            return stage;
+        }
         let is_abandoned = self.companions.iter().any(Companion::is_absent);
         let Some(incoming) = self.incoming else {
             return Stage::Undo;
@@ -289,6 +309,9 @@ impl Seen<'_> {
             .collect();
         if !left.is_empty() {
             return Stage::DeletePods(left);
+        }
+        if self.is_promoted() {
+            return self.superseded().unwrap_or(Stage::End);
         }
         if let Some(stage) = passes::remove_snapshots(self) {
             return stage;

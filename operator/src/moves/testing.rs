@@ -10,7 +10,7 @@ use cistern_crds::{
 
 use super::{
     pods::User,
-    stages::{Seen, Stage, next},
+    stages::{Seen, Source, Stage, next},
     together::{Companion, Progress},
 };
 use crate::testing::moment;
@@ -26,6 +26,7 @@ pub(super) struct Case {
     pub(super) users: Vec<User>,
     pub(super) companions: Vec<Companion>,
     pub(super) lost: Option<&'static str>,
+    pub(super) source: Source,
     pub(super) is_to_follow: bool,
     pub(super) now: DateTime<Utc>,
 }
@@ -62,6 +63,7 @@ impl Case {
             users: Vec::new(),
             companions: Vec::new(),
             lost: None,
+            source: Source::default(),
             is_to_follow: false,
             now: moment(),
         }
@@ -83,6 +85,7 @@ impl Case {
         case.users = vec![pod(Some("node-1"), true)];
         let incoming = case.incoming.as_mut().unwrap();
         incoming.spec.size = Bytes::gib(2);
+        incoming.status.get_or_insert_default().reserved = Some(Bytes::gib(2));
         case
     }
 
@@ -124,6 +127,7 @@ impl Case {
             users: &self.users,
             companions: &self.companions,
             lost: self.lost,
+            source: self.source,
             is_to_follow: self.is_to_follow,
             now: self.now,
         })

@@ -112,6 +112,7 @@ impl NewVolume {
                 takeovers: 0,
                 target: None,
                 cancelled_move_uid: None,
+                promoted_move_uid: None,
             },
         )
     }

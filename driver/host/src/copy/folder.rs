@@ -50,7 +50,7 @@ impl Pool {
     }
 
     /// Removes a copy if it is for the right move or for none.
-    fn remove_copy_if(
+    pub(super) fn remove_copy_if(
         &self,
         volume: &Uid,
         is_it: impl FnOnce(Option<&Uid>) -> bool,

@@ -81,7 +81,7 @@ impl Pool {
     }
 
     /// Verifies the filesystem of a copy, and allocates its blocks if the volume is thick.
-    fn complete_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
+    pub(super) fn complete_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
         let image = self.describe_copy(copy, uid)?;
         let Some(identity) = &image.identity else {
             return Err(received(uid));
@@ -116,7 +116,7 @@ impl Pool {
     }
 
     /// Syncs the name of an image that was a copy, and removes the state of the copy, which is needed until then.
-    fn settle_copy(&self, uid: &Uid) -> io::Result<()> {
+    pub(super) fn settle_copy(&self, uid: &Uid) -> io::Result<()> {
         let system = &*self.system;
         system.sync(self.images.as_fd())?;
         if let Some(incoming) = self.open_optional_folder(INCOMING)? {
@@ -152,12 +152,12 @@ impl Pool {
     }
 }
 
-fn received(uid: &Uid) -> Error {
+pub(super) fn received(uid: &Uid) -> Error {
     let (uid, by) = (uid.clone(), ImageUse::Received);
     Error::InUse { uid, by }
 }
 
-fn beside_copy(uid: &Uid) -> Error {
+pub(super) fn beside_copy(uid: &Uid) -> Error {
     let (uid, why) = (uid.clone(), IdentityConflict::BesideCopy);
     Error::IdentityConflict { uid, why }
 }

@@ -34,10 +34,10 @@ impl Folder {
 }
 
 /// A point, and what it is a copy of.
-struct Point {
-    file: OwnedFd,
+pub(super) struct Point {
+    pub(super) file: OwnedFd,
     /// None if nothing says what it is.
-    state: Option<State>,
+    pub(super) state: Option<State>,
 }
 
 impl Pool {
@@ -61,15 +61,16 @@ impl Pool {
         Ok(true)
     }
 
-    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point of a volume that moves
-    /// is of no use, and is removed.
+    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point is of no use for a closed
+    /// volume, and is removed.
     pub(super) fn point_to_begin_with(
         &self,
         request: &CopyRequest,
     ) -> Result<Option<OwnedFd>, Error> {
         let volume = &request.volume;
         let Some(base) = &request.base else {
-            if request.moved_by().is_some() {
+            // The copy of a snapshot replaces the point once it is complete: until then, that is what there is of the volume.
+            if request.moved_by().is_some() && request.point_for.is_none() {
                 self.remove_point_if(volume, |_| true)?;
             }
             return Ok(None);
@@ -117,7 +118,7 @@ impl Pool {
     }
 
     /// Opens the point of a volume, and locks it.
-    fn open_point(&self, volume: &Uid) -> Result<Option<Point>, Error> {
+    pub(super) fn open_point(&self, volume: &Uid) -> Result<Option<Point>, Error> {
         let open = || match self.open_optional_folder(INCOMING)? {
             Some(folder) => {
                 let (folder, name) = (folder.as_fd(), name(volume));
@@ -138,6 +139,6 @@ impl Pool {
 }
 
 /// The name of the point of a volume. No UID has a dot.
-fn name(volume: &Uid) -> String {
+pub(super) fn name(volume: &Uid) -> String {
     format!("{volume}.point")
 }

@@ -43,7 +43,7 @@ impl Identity {
     }
 
     /// Replaces the identity of an image and syncs its file.
-    pub(super) fn replace(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn replace(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
         system.replace_attribute(file, IDENTITY, &self.serialize()?)?;
         system.sync(file)
     }

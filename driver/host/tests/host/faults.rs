@@ -179,6 +179,7 @@ fn loops_after(step: Step) -> usize {
         | Step::OpenCopy
         | Step::PreparePass
         | Step::Pass
+        | Step::Promote
         | Step::DismissPass
         | Step::Remove => 1,
         Step::SnapshotFrozen
@@ -212,7 +213,12 @@ fn reaches(machine: &Machine, expected: &str, what: &str) {
 fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
     if !matches!(
         step,
-        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore | Step::Receive | Step::Pass
+        Step::SnapshotFrozen
+            | Step::SnapshotGroup
+            | Step::Restore
+            | Step::Receive
+            | Step::Pass
+            | Step::Promote
     ) {
         return 1;
     }
@@ -523,7 +529,7 @@ fn walk_move(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
-/// A snapshot of a volume that is used while it moves here is copied over the one before.
+/// A snapshot of a volume that is used while it moves here is copied over the one before, and the copy is made the volume.
 fn walk_pass(fault: Fault) {
     let machine = Machine::new();
     without_fault(&machine, Step::MakePool, Expectation::New);
@@ -535,6 +541,7 @@ fn walk_pass(fault: Fault) {
         no_fault(Step::PreparePass);
     };
     walk(&machine, Step::Pass, fault, || expectation, anew);
+    walk(&machine, Step::Promote, fault, || expectation, anew);
     no_fault(Step::DismissPass);
     reaches(&machine, &empty, "nothing left");
 }

@@ -8,7 +8,7 @@ use std::{
 
 use cistern_host::{
     Image, ImageRequest, Pool, Uid,
-    copy::{Chunk, CopyRequest},
+    copy::{Chunk, CopyRequest, PromotedVolume},
     image::Error,
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
@@ -235,10 +235,66 @@ fn an_interrupted_pass_goes_on_over_its_base_and_another_pass_begins_anew() {
     must(interrupted.write(&all[0]));
     must(interrupted.sync());
     drop(interrupted);
-    // Without a base, the point is of no use.
-    assert_eq!(must(other.point(&image.uid, &the_move())), None);
+    // It is not relative to the point, which stays until it is complete: it is all that there is of the volume.
+    let kept = must(other.point(&image.uid, &the_move()));
+    assert_eq!(kept, Some(second.uid));
     copy_pass((&pool, &other), &image.uid, &third, None);
     same_bytes(&point, &image_path(&machine, &third.uid));
+}
+
+#[test]
+fn a_point_is_promoted_to_the_volume_in_spite_of_an_interrupted_pass_and_once() {
+    // The volume may have grown since the copy.
+    let grown = SIZE.saturating_add(Bytes::mib(4));
+    for (provisioning, size) in [(Provisioning::Thin, SIZE), (Provisioning::Thick, grown)] {
+        let machine = Machine::new();
+        let (pool, other) = (open_new(&machine), open_target(&machine));
+        let image = volume(&machine, &pool, "a");
+        let first = snapshot(&machine, &pool, &image, "s");
+        let promoted = |name: &str| PromotedVolume {
+            uid: image.uid.clone(),
+            name: name.to_owned(),
+            size,
+            provisioning,
+            source: Some(uid("uid-source")),
+        };
+        let promote = |name: &str, by: &Uid| other.promote_point(&promoted(name), by);
+        let missing = promote("pvc-a", &the_move()).unwrap_err();
+        assert!(matches!(missing, Error::Missing { .. }), "{missing}");
+        copy_pass((&pool, &other), &image.uid, &first, None);
+        change(&machine, &image);
+        let second = snapshot(&machine, &pool, &image, "t");
+        let mut incoming = must(other.receive(&pass(&pool, &image.uid, &second, Some(&first.uid))));
+        let (chunks, _) = sent(&pool, &second.uid, Some(&first.uid), 0);
+        must(incoming.write(&chunks[0]));
+        must(incoming.sync());
+        // Neither while it is received, nor for another move, nor as another volume.
+        let busy = promote("pvc-a", &the_move()).unwrap_err();
+        assert!(matches!(busy, Error::InUse { .. }), "{busy}");
+        drop(incoming);
+        promote("pvc-a", &another_move()).unwrap_err();
+        promote("pvc-b", &the_move()).unwrap_err();
+
+        let is = must(promote("pvc-a", &the_move()));
+        let identity = is.identity.clone().unwrap();
+        assert_eq!(identity.owner.volume(), Some("pvc-a"));
+        assert_eq!(identity.source, Some(uid("uid-source")));
+        assert_eq!((is.size, identity.provisioning), (size, provisioning));
+        let path = target_path(&machine, "images", &image.uid);
+        let mut expected = fs::read(image_path(&machine, &first.uid)).unwrap();
+        expected.resize(usize::try_from(size.0).unwrap(), 0);
+        assert!(fs::read(&path).unwrap() == expected);
+        assert_eq!(copies(&machine, &image.uid), [""; 0]);
+        assert_eq!(must(promote("pvc-a", &the_move())), is, "again");
+        if provisioning == Provisioning::Thick {
+            assert!(allocated(&path) >= size.0);
+        }
+        // It is a volume like any other: of its own, and closed for the next move.
+        promote("pvc-b", &the_move()).unwrap_err();
+        must(other.begin_closing(&image.uid, &another_move()));
+        must(other.close(&image.uid, &another_move()));
+        promote("pvc-a", &the_move()).unwrap_err();
+    }
 }
 
 #[test]

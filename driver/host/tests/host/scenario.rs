@@ -14,7 +14,8 @@ use chrono::{DateTime, Utc};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest, Expectation,
     ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
-    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, copy::CopyRequest,
+    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid,
+    copy::{CopyRequest, PromotedVolume},
     pool::Owner,
 };
 use cistern_types::{
@@ -94,9 +95,10 @@ pub(crate) enum Step {
     PrepareCopy,
     OpenCopy,
     /// Takes two snapshots of a raw block volume that moves, as if it were on another node, and copies the first one.
-    /// `Pass` copies the second one over it. Faults are injected only there.
+    /// `Pass` copies the second one over it, and `Promote` makes the first copy the volume. Faults are injected only into both.
     PreparePass,
     Pass,
+    Promote,
     DismissPass,
     /// Removes the volume.
     Remove,
@@ -347,7 +349,7 @@ pub(crate) fn run(
         | Step::Receive
         | Step::RemoveRestored
         | Step::RemoveSource => restore(step, &root, &open_again(&root, expectation)?)?,
-        Step::PreparePass | Step::Pass | Step::DismissPass => {
+        Step::PreparePass | Step::Pass | Step::Promote | Step::DismissPass => {
             pass(step, &root, &open_again(&root, expectation)?, folder)?;
         }
         Step::Publish => publish(&root, &staging, &target)?,
@@ -405,6 +407,7 @@ fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<d
     match step {
         Step::DismissPass => {
             pool.remove_copy(&copied(), &by)?;
+            pool.remove_image(&copied())?;
             pool.remove_image(&first)?;
             pool.remove_image(&second)?;
             pool.remove_image(&device(folder).uid)?;
@@ -422,6 +425,20 @@ fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<d
                 root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
             }
             receive_pass(pool, &first, None)?;
+        }
+        Step::Promote => {
+            let volume = PromotedVolume {
+                uid: copied(),
+                name: device(folder).volume,
+                size: device(folder).size,
+                provisioning: Provisioning::Thick,
+                source: None,
+            };
+            pool.promote_point(&volume, &by)?;
+            let image = fs::read(path_in(folder, "images", copied().as_str()))?;
+            if image != fs::read(path_in(folder, "images", first.as_str()))? {
+                return Err("the volume differs from the snapshot".into());
+            }
         }
         _ => {
             if !pool.has_point(&copied(), &by, &second)? {

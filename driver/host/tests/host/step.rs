@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 47] = [
+const STEPS: [Step; 48] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -65,6 +65,7 @@ const STEPS: [Step; 47] = [
     Step::OpenCopy,
     Step::PreparePass,
     Step::Pass,
+    Step::Promote,
     Step::DismissPass,
     Step::Remove,
     Step::RemovePool,

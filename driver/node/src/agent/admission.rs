@@ -123,15 +123,18 @@ impl Admission {
     }
 
     /// Reserves and returns the bytes of an image beside a volume's own. What the node keeps of a volume has its bytes
-    /// already. Fails with the reason of the refusal.
+    /// already. One that grows keeps what it has. Fails with the reason of the refusal.
     pub fn replica(&self, replica: &PoolReplica, pool: &PoolState) -> Result<Bytes, Explanation> {
         let kind = match replica.spec.purpose {
             ReplicaPurpose::Retained => ReservationKind::Adopted,
             ReplicaPurpose::Incoming => {
-                if let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) {
+                if let Some(held) = replica.reserved() {
+                    ReservationKind::Growth { held }
+                } else if let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) {
                     return Err(Explanation::new(why.reason(), why.to_string()));
+                } else {
+                    ReservationKind::New
                 }
-                ReservationKind::New
             }
         };
         let size = replica.spec.size;

@@ -97,6 +97,14 @@ impl Desired {
         replicas
     }
 
+    /// Names of the readable PoolReplicas of a volume on this node.
+    pub fn replicas_of(&self, volume: &str) -> Vec<String> {
+        let replicas = self.replicas();
+        let of_volume = replicas.iter().filter_map(|it| readable(it));
+        let of_volume = of_volume.filter(|it| it.spec.volume_name == volume);
+        of_volume.map(ResourceExt::name_any).collect()
+    }
+
     /// Every PoolVolume of this node.
     pub fn volumes(&self) -> Vec<Arc<Guarded<PoolVolume>>> {
         self.volumes.state()

@@ -2,8 +2,8 @@
 //! away from.
 //!
 //! ```text
-//! Incoming: reserve ─▶ receive what an ImageTransfer permits: snapshots, in passes, and the closed volume ─▶ complete
-//! Retained: reserve
+//! Incoming: reserve, and more when the volume grows ─▶ receive what an ImageTransfer permits: snapshots, in passes, and the closed volume ─▶ complete
+//! Retained: reserve ─▶ close the image, if the volume was promoted elsewhere without that
 //! deletion requested ─▶ ask the API server whether the volume needs the image ─▶ remove it
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! `spec.deletionRequested`, and only while the volume does not need it, by the API server and not by the watch.
 
 mod remove;
+mod retain;
 pub mod status;
 
 use std::{pin::pin, sync::Arc, time::Duration};
@@ -20,7 +21,8 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
-    Explanation, PoolReplica, PoolReplicaStatus, Reason, ReceivedSnapshot, ReplicaPurpose,
+    Explanation, HasImage as _, PoolReplica, PoolReplicaStatus, Reason, ReceivedSnapshot,
+    ReplicaPurpose,
 };
 use cistern_host::{Owner, Uid};
 use kube::runtime::controller::Action;
@@ -40,8 +42,10 @@ use crate::{
     transfers::{self, NotCopied, Received, Wanted},
 };
 
-/// How long a copy waits that is not permitted yet.
+/// How long a copy waits that is not permitted yet, at least and at most. Between the passes of a standby copy, it waits the
+/// longer the longer the last one is ago.
 const NOT_PERMITTED: Duration = Duration::from_secs(1);
+const NOT_PERMITTED_FOR_LONG: Duration = Duration::from_secs(5);
 /// How long a copy waits whose source cannot send it.
 const NOT_COPIED: Duration = Duration::from_secs(5);
 /// Interval at which the progress of a copy is reported.
@@ -65,10 +69,11 @@ impl Reconcile for PoolReplica {
         match phase {
             ObjectPhase::Rest => reconciliation.end(ReplicaOutcome::Rested).await,
             ObjectPhase::Admit => reconciliation.admit().await,
+            ObjectPhase::Admitted if replica.reserved() < Some(replica.spec.size) => {
+                reconciliation.grow().await
+            }
             ObjectPhase::Admitted => match replica.spec.purpose {
-                ReplicaPurpose::Retained => {
-                    reconciliation.end(ReplicaOutcome::Own(Own::Kept)).await
-                }
+                ReplicaPurpose::Retained => Box::pin(reconciliation.retain()).await,
                 ReplicaPurpose::Incoming if replica.is_complete() => reconciliation.keep().await,
                 ReplicaPurpose::Incoming => Box::pin(reconciliation.receive()).await,
             },
@@ -121,6 +126,21 @@ impl Reconciliation<'_, PoolReplica> {
         Ok(Action::await_change())
     }
 
+    /// Reserves the bytes that the image needs since its volume has grown. What the node has stays if there is no room.
+    async fn grow(&self) -> Result<Action, Error> {
+        let pool_state = match self.pool() {
+            Ok((pool_state, _)) => pool_state,
+            Err(why) => return self.end(ReplicaOutcome::NotReady(why)).await,
+        };
+        let size = match self.agent.admission.replica(self.object, &pool_state) {
+            Ok(size) => size,
+            Err(why) => return self.end(ReplicaOutcome::NotReady(why)).await,
+        };
+        let admitted = ReplicaOutcome::Admitted { size, image: None };
+        self.write_reservation(&admitted).await?;
+        Ok(Action::await_change())
+    }
+
     /// Receives the copy of the volume.
     async fn receive(&self) -> Result<Action, Error> {
         let usable = match self.pool() {
@@ -145,10 +165,15 @@ impl Reconciliation<'_, PoolReplica> {
                 return reported.end(ReplicaOutcome::Own(Own::Complete)).await;
             }
             Ok(Received::Snapshot { image, took }) => return reported.passed(&image, took).await,
-            Err(NotCopied::Later(why)) if why.reason == Reason::Copying => (why, NOT_PERMITTED),
-            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => (why, NOT_COPIED),
+            Err(NotCopied::Later(why)) if why.reason == Reason::Copying => {
+                let now = (self.agent.node.now)();
+                (why, until_permitted(self.object.received_snapshot(), now))
+            }
+            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => {
+                tracing::info!(replica = self.name, %why, "the copy waits");
+                (why, NOT_COPIED)
+            }
         };
-        tracing::info!(replica = self.name, %why, "the copy waits");
         match reported.write(&ReplicaOutcome::NotReady(why)).await? {
             Some(_) => Ok(Action::requeue(wait)),
             None => Ok(Action::await_change()),
@@ -236,7 +261,34 @@ impl Reconciliation<'_, PoolReplica> {
     }
 }
 
+/// How long a copy waits that is not permitted yet.
+fn until_permitted(last: Option<&ReceivedSnapshot>, now: DateTime<Utc>) -> Duration {
+    let ago = last.and_then(|last| (now - last.received).to_std().ok());
+    let part = ago.unwrap_or_default() / 8;
+    part.clamp(NOT_PERMITTED, NOT_PERMITTED_FOR_LONG)
+}
+
 fn invalid(error: &cistern_host::InvalidUid) -> ReplicaOutcome {
     let why = Explanation::new(Reason::IdentityConflict, Chain(error).to_string());
     ReplicaOutcome::NotReady(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::at;
+
+    #[test]
+    fn a_copy_looks_for_its_permission_less_often_the_longer_its_last_pass_is_ago() {
+        let last = ReceivedSnapshot {
+            image: "image-1".to_owned(),
+            received: at(0),
+            seconds: Some(1),
+        };
+        let after = |seconds| until_permitted(Some(&last), at(seconds)).as_secs();
+        assert_eq!([after(0), after(8), after(24), after(3600)], [1, 1, 3, 5]);
+        assert_eq!(until_permitted(None, at(3600)), NOT_PERMITTED);
+        // A clock that was put back.
+        assert_eq!(until_permitted(Some(&last), at(-60)), NOT_PERMITTED);
+    }
 }

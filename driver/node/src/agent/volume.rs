@@ -77,6 +77,10 @@ impl Reconcile for PoolVolume {
         agent.checks.forget(name);
         agent.io.forget(name);
         agent.transfers.copies.forget(name);
+        // A volume that is on another node now leaves its image to a replica.
+        for replica in agent.desired.replicas_of(name) {
+            agent.work.replicas.enqueue(&replica);
+        }
     }
 }
 

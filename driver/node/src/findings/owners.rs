@@ -6,7 +6,7 @@ use std::{
 };
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use cistern_crds::{HasImage, PoolSnapshot, PoolVolume};
+use cistern_crds::{HasImage, PoolReplica, PoolSnapshot, PoolVolume, ReplicaPurpose};
 use cistern_host::{Image, Owner, PoolInventory};
 use kube::ResourceExt as _;
 
@@ -29,6 +29,8 @@ pub struct Unclaimed<'a> {
 pub(super) enum ImageOwner<'a> {
     Volume(&'a PoolVolume),
     Snapshot(&'a PoolSnapshot),
+    /// The volume was on this node, and is elsewhere now.
+    Replica(&'a PoolReplica),
 }
 
 impl ImageOwner<'_> {
@@ -36,6 +38,7 @@ impl ImageOwner<'_> {
         match self {
             Self::Volume(volume) => volume.is_named(owner),
             Self::Snapshot(snapshot) => snapshot.is_named(owner),
+            Self::Replica(replica) => replica.is_named(owner),
         }
     }
 }
@@ -45,20 +48,23 @@ impl fmt::Display for ImageOwner<'_> {
         match self {
             Self::Volume(volume) => write!(f, "PoolVolume {}", volume.name_any()),
             Self::Snapshot(snapshot) => write!(f, "PoolSnapshot {}", snapshot.name_any()),
+            Self::Replica(replica) => write!(f, "PoolReplica {}", replica.name_any()),
         }
     }
 }
 
 impl View {
     /// The owners of all images that a custom resource claims. If several claim one, the first volume
-    /// counts, or else the first snapshot.
+    /// counts, or else the first snapshot or replica.
     pub(super) fn owners(&self) -> HashMap<&str, ImageOwner<'_>> {
         let volumes = self.volumes.iter();
         let volumes = volumes.map(|it| (image_of(it), ImageOwner::Volume(it)));
         let snapshots = self.snapshots.iter();
         let snapshots = snapshots.map(|it| (image_of(it), ImageOwner::Snapshot(it)));
+        let replicas = self.retained();
+        let replicas = replicas.map(|it| (&*it.spec.image, ImageOwner::Replica(it)));
         let mut owners = HashMap::new();
-        for (image, owner) in volumes.chain(snapshots) {
+        for (image, owner) in volumes.chain(snapshots).chain(replicas) {
             owners.entry(image).or_insert(owner);
         }
         owners
@@ -68,6 +74,13 @@ impl View {
     pub fn is_claimed(&self, image: &str) -> bool {
         self.volumes.iter().any(|it| image_of(it) == image)
             || self.snapshots.iter().any(|it| image_of(it) == image)
+            || self.retained().any(|it| it.spec.image == image)
+    }
+
+    /// The replicas of what the node keeps. The image is open if the volume was promoted elsewhere.
+    fn retained(&self) -> impl Iterator<Item = &PoolReplica> {
+        let replicas = self.replicas.iter();
+        replicas.filter(|it| it.spec.purpose == ReplicaPurpose::Retained)
     }
 
     /// Images that no custom resource claims, those in the trash included.

@@ -95,7 +95,7 @@ impl Mounter {
             volume: request.volume.clone(),
         })?;
         // Reads the volume again, because the wait may have taken hours.
-        let volume = self.volume(&request.volume).await?;
+        let volume = self.volume_for_pod(&request.volume).await?;
         let pool = self.pool(&volume).await?;
         let Content::Filesystem { filesystem, uuid } = volume.content else {
             return Ok(Ok(()));

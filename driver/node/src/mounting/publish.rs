@@ -33,7 +33,7 @@ impl Mounter {
     /// and its access mode allows one pod, or if it is not staged as requested.
     pub async fn publish(&self, request: Publish) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
-        let volume = self.volume(&request.volume).await?;
+        let volume = self.volume_for_pod(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.target, why));

@@ -36,7 +36,7 @@ impl Mounter {
     /// Stages a volume whose filesystem needs no check, or was checked before.
     pub(super) async fn stage_now(&self, request: Stage) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
-        let volume = self.volume(&request.volume).await?;
+        let volume = self.volume_for_pod(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.staging, why));

@@ -19,14 +19,14 @@ use crate::{
 };
 
 /// A volume on the first node that a pod of its name uses, with data.
-struct Used<'a> {
-    nodes: &'a Nodes<'a>,
-    name: &'a str,
-    volume: PoolVolume,
+pub(super) struct Used<'a> {
+    pub(super) nodes: &'a Nodes<'a>,
+    pub(super) name: &'a str,
+    pub(super) volume: PoolVolume,
 }
 
 impl<'a> Used<'a> {
-    async fn new(nodes: &'a Nodes<'a>, name: &'a str) -> Self {
+    pub(super) async fn new(nodes: &'a Nodes<'a>, name: &'a str) -> Self {
         let volume = nodes.add_volume(name).await;
         stage(&nodes.first, &volume).await.unwrap();
         nodes.add_pod_of_set(name, &nodes.names[0], &[name]).await;
@@ -40,21 +40,21 @@ impl<'a> Used<'a> {
     }
 
     /// Writes a file.
-    async fn write(&self, file: &str) {
+    pub(super) async fn write(&self, file: &str) {
         let script =
             format!("dd if=/dev/urandom of=$1/{file} bs=1M count=5 conv=fsync status=none");
         shell(&self.nodes.first, &script).await;
     }
 
     /// Whether nothing was asked of the pod, nor of the volume.
-    async fn is_left_alone(&self) -> bool {
+    pub(super) async fn is_left_alone(&self) -> bool {
         let pod = self.nodes.user_pods().get(self.name).await.unwrap();
         let volume = self.nodes.api.volumes().get(self.name).await.unwrap();
         pod.metadata.deletion_timestamp.is_none() && volume.spec.target.is_none()
     }
 
     /// Writes more, waits until the pod is evicted, and ends it as kubelet does. Returns the checksums of its files.
-    async fn until_evicted(&self) -> String {
+    pub(super) async fn until_evicted(&self) -> String {
         self.write("second").await;
         let mut sums = String::new();
         eventually("the pod to be evicted", SOON, async || {
@@ -77,7 +77,7 @@ impl<'a> Used<'a> {
     }
 
     /// Waits until the volume is on the second node with these files, and ends the move there.
-    async fn until_moved(&self, sums: &str) {
+    pub(super) async fn until_moved(&self, sums: &str) {
         let (nodes, name) = (self.nodes, self.name);
         let second = &nodes.names[1];
         nodes.waits(name, "OldImageKept").await;
@@ -98,7 +98,7 @@ impl<'a> Used<'a> {
     }
 
     /// Number of the last pass.
-    async fn passes(&self) -> u32 {
+    pub(super) async fn passes(&self) -> u32 {
         let found = self.nodes.moves().get(self.name).await.unwrap();
         found.status.unwrap().prepared.unwrap().number
     }

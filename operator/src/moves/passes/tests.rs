@@ -1,5 +1,5 @@
 use cistern_crds::{
-    Bytes, ConditionStatus, FenceState, PoolSnapshotSpec, ReplicaPurpose,
+    Bytes, ConditionStatus, FenceState, PoolReplica, PoolSnapshotSpec, ReplicaPurpose,
     condition::ConditionUpdate,
     testing::{ready_snapshot, ready_volume},
 };
@@ -9,7 +9,10 @@ use super::{
     super::testing::{Case, companion, pod},
     *,
 };
-use crate::{moves::together::Progress, testing::moment};
+use crate::{
+    moves::{stages::room_for, together::Progress},
+    testing::moment,
+};
 
 impl Case {
     fn passes(&self) -> Passes {
@@ -98,6 +101,14 @@ impl Case {
             }
         }
         panic!("{:?} {:?}", self.passes(), self.next())
+    }
+
+    fn replica(&mut self, purpose: ReplicaPurpose) -> &mut PoolReplica {
+        let replica = match purpose {
+            ReplicaPurpose::Retained => &mut self.retained,
+            ReplicaPurpose::Incoming => &mut self.incoming,
+        };
+        replica.as_mut().unwrap()
     }
 
     fn until_cut_over(&mut self, seconds: u32) -> u32 {
@@ -435,27 +446,31 @@ fn the_base_is_kept_until_the_volume_is_on_its_new_node() {
 }
 
 #[test]
-fn a_volume_that_has_grown_is_copied_anew() {
+fn the_copy_of_a_volume_that_has_grown_gets_more_room_and_stays_the_base_of_the_next_pass() {
     let mut case = Case::used(Cutover::Automatic);
     case.until(
         60,
         |it| matches!(it, Stage::Record(it) if it.prepared.is_some()),
     );
+    let before = case.passes().prepared.unwrap();
     let status = case.volume.as_mut().unwrap().status.as_mut().unwrap();
     status.reserved = Some(Bytes::gib(2));
-    let removed = case.advance(60);
-    assert!(matches!(removed, Stage::RemoveSnapshot(_)), "{removed:?}");
-    case.advance(60);
-    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Retained));
-    case.retained.as_mut().unwrap().spec.size = Bytes::gib(2);
-    let incoming = case.incoming.as_mut().unwrap();
-    incoming.spec.size = Bytes::gib(4);
-    incoming.status.as_mut().unwrap().snapshot = None;
-    assert_eq!(case.advance(60), Stage::Record(Passes::default()));
-    let Stage::Record(begun) = case.next() else {
-        panic!("{:?}", case.next());
+    for purpose in [ReplicaPurpose::Retained, ReplicaPurpose::Incoming] {
+        assert_eq!(case.next(), Stage::Grow(purpose));
+        let size = room_for(&case.object, case.volume.as_ref().unwrap(), purpose);
+        case.replica(purpose).spec.size = size;
+        assert_eq!(case.waits_for(), Some(Reason::Pending));
+        let status = case.replica(purpose).status.as_mut();
+        status.unwrap().reserved = Some(size);
+    }
+    let begun = case.until(
+        60,
+        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+    );
+    let Stage::Record(begun) = begun else {
+        panic!("{begun:?}");
     };
-    assert_eq!(begun.copying.unwrap().base_image, None);
+    assert_eq!(begun.copying.unwrap().base_image, Some(before.image));
 }
 
 #[test]
@@ -477,6 +492,7 @@ fn prepared() -> PreparedCopy {
         number: 1,
         snapshot_name: "snap-1".to_owned(),
         image: "image-1".to_owned(),
+        taken: None,
         received: moment(),
         seconds: Some(1),
         settled: true,

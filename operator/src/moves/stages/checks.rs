@@ -60,16 +60,26 @@ pub(in crate::moves) fn room_for(
 /// Whether the volume is to be copied while pods use it, and can be.
 pub(in crate::moves) fn is_copied_while_used(object: &VolumeMove) -> bool {
     let status = object.status.as_ref();
-    object.spec.cutover != Cutover::WhenUnused && status.is_none_or(|it| it.not_copied.is_none())
+    match object.spec.cutover {
+        Cutover::WhenUnused => false,
+        Cutover::Automatic | Cutover::Manual => status.is_none_or(|it| it.not_copied.is_none()),
+        Cutover::Never => true,
+    }
 }
 
 /// Why a replica has no room yet.
 pub(super) fn unreserved(replica: &PoolReplica) -> Option<Explanation> {
-    if replica.reserved().is_some() {
+    let reserved = replica.reserved();
+    if reserved >= Some(replica.spec.size) {
         return None;
     }
     let node = &replica.spec.node_name;
-    let refused = condition::failing(replica.conditions(), ConditionType::Admitted);
+    // One that has bytes already says otherwise why it gets no more.
+    let says = match reserved {
+        None => ConditionType::Admitted,
+        Some(_) => ConditionType::Ready,
+    };
+    let refused = condition::failing(replica.conditions(), says);
     Some(refused.map_or_else(
         || {
             Explanation::new(

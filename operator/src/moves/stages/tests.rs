@@ -36,7 +36,7 @@ fn a_move_reserves_room_on_both_nodes_before_it_declares_its_target() {
         .as_mut()
         .unwrap()
         .reserved = Some(Bytes::gib(2));
-    assert_eq!(grown.next(), Stage::Remove(ReplicaPurpose::Retained));
+    assert_eq!(grown.next(), Stage::Grow(ReplicaPurpose::Retained));
 }
 
 #[test]

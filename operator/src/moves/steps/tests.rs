@@ -1,6 +1,4 @@
-use cistern_crds::{
-    Cutover, MoveTakeover, VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume,
-};
+use cistern_crds::{MoveTakeover, VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{super::volume::saved, *};
@@ -9,12 +7,11 @@ fn object() -> VolumeMove {
     let spec = VolumeMoveSpec {
         volume_name: "pvc-1".to_owned(),
         to_node: Some("node-2".to_owned()),
-        together_with: Vec::new(),
-        cutover: Cutover::default(),
         takeover: Some(MoveTakeover {
             from_node: "node-1".to_owned(),
             epoch: 1,
         }),
+        ..VolumeMoveSpec::default()
     };
     let mut object = VolumeMove::new("pvc-1", spec);
     object.metadata.uid = Some("uid-of-the-move".to_owned());

@@ -22,7 +22,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Why the image of a replica stays.
 #[derive(Debug, thiserror::Error)]
-enum Stays {
+pub(super) enum Stays {
     #[error("the custom resource has an invalid UID")]
     Uid(#[from] InvalidUid),
     #[error(transparent)]
@@ -37,16 +37,9 @@ impl Reconciliation<'_, PoolReplica> {
         };
         // The watch may be older than a commit or an undo.
         let name = &self.object.spec.volume_name;
-        let volume = match timeout(PATIENCE, self.agent.fetch(name)).await {
-            Ok(Ok(volume)) => volume,
-            Ok(Err(error)) => {
-                let why = format!("cannot read PoolVolume {name}: {}", Chain(&error));
-                return self.end(kept(why)).await;
-            }
-            Err(_) => {
-                let why = format!("cannot read PoolVolume {name}: the API server does not answer");
-                return self.end(kept(why)).await;
-            }
+        let volume = match self.volume().await {
+            Ok(volume) => volume,
+            Err(why) => return self.end(kept(why)).await,
         };
         if let Some(why) = needed_by(self.object, volume.as_ref()) {
             let why = Explanation::new(Reason::InUse, why);
@@ -71,6 +64,18 @@ impl Reconciliation<'_, PoolReplica> {
             }
             Err(error) => self.end(kept(Chain(&error).to_string())).await,
         }
+    }
+}
+
+impl Reconciliation<'_, PoolReplica> {
+    /// The volume as the API server has it. The error is for users.
+    pub(super) async fn volume(&self) -> Result<Option<PoolVolume>, String> {
+        let name = &self.object.spec.volume_name;
+        let fetched = timeout(PATIENCE, self.agent.fetch(name)).await;
+        let silent = || format!("cannot read PoolVolume {name}: the API server does not answer");
+        let failed =
+            |error: kube::Error| format!("cannot read PoolVolume {name}: {}", Chain(&error));
+        fetched.map_err(|_| silent())?.map_err(failed)
     }
 }
 
@@ -100,6 +105,16 @@ fn needed_by(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Option<Strin
     })
 }
 
+/// Closes an image, if it is open: that of a volume that was promoted elsewhere while this node was lost. Nothing can use it
+/// after that. Fails while pods use it. Succeeds if there is no image.
+pub(super) fn close(pool: &Pool, image: &Uid, by: &Uid) -> Result<(), image::Error> {
+    if pool.image(image)?.is_some() {
+        pool.begin_closing(image, by)?;
+        pool.close(image, by)?;
+    }
+    Ok(())
+}
+
 /// Removes the image. If the volume is on this node, its own image has the same name and is neither closed nor a
 /// copy.
 fn remove(pool: &Pool, replica: &PoolReplica, is_here: bool) -> Result<(), Stays> {
@@ -108,7 +123,10 @@ fn remove(pool: &Pool, replica: &PoolReplica, is_here: bool) -> Result<(), Stays
     match replica.spec.purpose {
         ReplicaPurpose::Incoming => pool.remove_copy(&image, &by)?,
         ReplicaPurpose::Retained if is_here => {}
-        ReplicaPurpose::Retained => pool.remove_closed(&image, &by)?,
+        ReplicaPurpose::Retained => {
+            close(pool, &image, &by)?;
+            pool.remove_closed(&image, &by)?;
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! target declared ─▶ closing ─▶ (status) ─▶ closed, once nothing has it attached ─▶ (status)
 //! the spec names this node, which has the complete copy ─▶ the copy becomes the image
+//! the same, but the spec names the move whose standby copy was promoted ─▶ the copy of the last snapshot becomes the image
 //! the target is gone, and the spec still names this node ─▶ the image is opened again
 //! ```
 //!
@@ -13,10 +14,10 @@ use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::{
-    Explanation, FenceState, FenceStatus, PoolReplica, PoolVolume, PoolVolumeStatus,
+    Explanation, FenceState, FenceStatus, HasImage as _, PoolReplica, PoolVolume, PoolVolumeStatus,
     volume::ImageStatus,
 };
-use cistern_host::{Pool, Uid, image::Error as HostError};
+use cistern_host::{Pool, Uid, copy::PromotedVolume, image::Error as HostError};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use super::status::{Own, VolumeOutcome};
@@ -55,6 +56,11 @@ pub(super) enum MoveStep {
         /// UID of the VolumeMove.
         by: String,
     },
+    /// Make the copy of its last snapshot the image: the node that had the volume is lost.
+    Promote {
+        /// UID of the VolumeMove.
+        by: String,
+    },
 }
 
 /// The next step of a move, if the volume moves. What is being made or grown is finished before.
@@ -75,10 +81,16 @@ pub(super) fn next<'a>(
         return None;
     }
     let name = volume.name_any();
-    let is_its_copy = |it: &PoolReplica| it.is_copy_for(&name, volume.spec.epoch);
-    if let Some(copy) = replicas.find(|it| is_its_copy(it) && it.is_complete()) {
+    let promoted = volume.spec.promoted_move_uid.as_ref();
+    if let Some(copy) = replicas.find(|it| it.is_copy_for(&name, volume.spec.epoch)) {
         let by = copy.spec.move_uid.clone();
-        return Some(MoveStep::Open { by });
+        if copy.is_complete() {
+            return Some(MoveStep::Open { by });
+        }
+        // Nothing but this says that there is no other copy: the watch may not show yet that this one is complete.
+        if promoted == Some(&by) {
+            return Some(MoveStep::Promote { by });
+        }
     }
     let by = status.fence.as_ref()?.move_uid.clone();
     Some(MoveStep::Reopen { by })
@@ -105,7 +117,27 @@ impl Reconciliation<'_, PoolVolume> {
                     Err(action) => Ok(action),
                 }
             }
-            MoveStep::Open { by } => self.open(by).await,
+            MoveStep::Open { by } => {
+                let name = self.name.clone();
+                let step = move |pool: &Pool, uid: &Uid| {
+                    pool.open_copy(uid, &name, &by.parse()?)?;
+                    Ok(pool.filesystem_uuid().to_string())
+                };
+                self.arrive(step).await
+            }
+            MoveStep::Promote { by } => {
+                let volume = self.object.clone();
+                let step = move |pool: &Pool, uid: &Uid| {
+                    let promoted = promoted(&volume, uid)?;
+                    pool.promote_point(&promoted, &by.parse()?)?;
+                    Ok(pool.filesystem_uuid().to_string())
+                };
+                tracing::warn!(
+                    volume = self.name,
+                    "promoting the standby copy of the volume"
+                );
+                self.arrive(step).await
+            }
         }
     }
 
@@ -144,13 +176,12 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Makes the copy the volume's image, and reports the volume as that of its epoch.
-    async fn open(&self, by: String) -> Result<Action, Error> {
-        let name = self.name.clone();
-        let step = move |pool: &Pool, uid: &Uid| {
-            pool.open_copy(uid, &name, &by.parse()?)?;
-            Ok(pool.filesystem_uuid().to_string())
-        };
+    /// Takes the step that makes a copy the volume's image, and reports the volume as that of its epoch. The step returns
+    /// the UUID of the pool.
+    async fn arrive(
+        &self,
+        step: impl FnOnce(&Pool, &Uid) -> Result<String, image::Error> + Send + 'static,
+    ) -> Result<Action, Error> {
         match self.on_image(step).await? {
             Ok((pool_uuid, uid)) => {
                 tracing::info!(volume = self.name, "the volume has moved to this node");
@@ -195,6 +226,19 @@ impl Reconciliation<'_, PoolVolume> {
             }
         }
     }
+}
+
+/// What a standby copy becomes.
+fn promoted(volume: &PoolVolume, uid: &Uid) -> Result<PromotedVolume, image::Error> {
+    let source = volume.spec.content_source.as_ref();
+    let source = source.map(|source| source.image.parse()).transpose()?;
+    Ok(PromotedVolume {
+        uid: uid.clone(),
+        name: volume.name_any(),
+        size: volume.reserved().unwrap_or(volume.spec.size),
+        provisioning: volume.spec.attributes.provisioning,
+        source,
+    })
 }
 
 /// The status of a volume that has arrived: what described its image on the other node is gone.
@@ -276,6 +320,24 @@ mod tests {
         // The disk is in another machine.
         undone.status.as_mut().unwrap().fence = None;
         assert_eq!(step(&undone, &[]), None);
+    }
+
+    #[test]
+    fn a_copy_is_promoted_only_if_the_spec_names_its_move_and_no_later_copy_is_complete() {
+        let mut volume = ready_volume();
+        volume.spec.epoch = 1;
+        let mut copy = replica("pvc-1", 1);
+        assert_eq!(step(&volume, &[copy.clone()]), None);
+        volume.spec.promoted_move_uid = Some("move-0".to_owned());
+        assert_eq!(step(&volume, &[copy.clone()]), None, "of an earlier move");
+        let by = "move-1".to_owned();
+        volume.spec.promoted_move_uid = Some(by.clone());
+        let promote = MoveStep::Promote { by: by.clone() };
+        assert_eq!(step(&volume, &[copy.clone()]), Some(promote));
+        assert_eq!(step(&volume, &[]), None);
+        // The copy of the closed volume has what was written since.
+        copy.status.get_or_insert_default().complete = true;
+        assert_eq!(step(&volume, &[copy]), Some(MoveStep::Open { by }));
     }
 
     #[test]

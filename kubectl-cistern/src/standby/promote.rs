@@ -1,0 +1,238 @@
+//! `promote`: makes the standby copies of volumes the volumes, after their node is lost.
+//!
+//! ```text
+//! claims ─▶ volumes ─▶ those that pods use together ─▶ refuse those without a copy, and whose node may work
+//!   ─▶ say what is lost ─▶ confirm by name ─▶ request it ─▶ the volumes are on their new node
+//! ```
+//!
+//! *Invariant:* the request names the time of the copy that the user has seen. The operator promotes no older one, and looks
+//! at the node by itself.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, BufRead, Write},
+};
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use cistern_crds::{
+    Cutover, MovePlan, VolumeMove,
+    out_of_service::{self, is_out_of_service},
+};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use super::{is_promoted, was_promoted};
+use crate::{
+    Connection, Printer, Verdict,
+    age::age,
+    arguments,
+    cluster::Cluster,
+    confirm::is_typed,
+    moving::{
+        Error, complete,
+        follow::{Followed, Goal, until_ended},
+        named_together, requests, set,
+    },
+    output::Terminal,
+};
+
+/// A copy that is to become the volume.
+#[derive(Debug)]
+struct Copy {
+    object: VolumeMove,
+    plan: MovePlan,
+    /// The time that its data has.
+    taken: DateTime<Utc>,
+}
+
+/// Promotes the standby copies of the volumes of the claims, after confirmation. Fails if one of them has no copy, if its node
+/// may work, if the user does not confirm, or if a request fails.
+pub async fn run(
+    connection: &Connection,
+    flags: &arguments::Promote,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let cluster = complete(connection).await?;
+    let together = named_together(connection, &cluster, &flags.claims, printer)?;
+    let copies = copies(&cluster, &together).map_err(Error::Refused)?;
+    refuse_working(connection, &copies).await?;
+    let (question, name) = question(&cluster, &copies, Utc::now());
+    confirm(
+        (&question, &name),
+        &mut io::stdin().lock(),
+        &mut Terminal::stderr(),
+    )?;
+    for copy in &copies {
+        let time = copy.taken.to_rfc3339_opts(SecondsFormat::Nanos, true);
+        let spec = json!({"promotion": {"dataAsOf": time}});
+        requests::change(connection, &copy.object, spec).await?;
+    }
+    if !flags.wait {
+        return Ok(Verdict::Ok);
+    }
+    let followed = copies.iter();
+    let followed = followed.map(|it| Followed::of(&it.object.name_any(), &cluster));
+    until_ended(connection, followed.collect(), Goal::Move, printer).await
+}
+
+/// The copies of the volumes. Fails with the reasons for which they cannot be promoted.
+fn copies(cluster: &Cluster, together: &BTreeSet<String>) -> Result<Vec<Copy>, Vec<String>> {
+    let (mut found, mut refused) = (Vec::new(), Vec::new());
+    for name in together {
+        match copy_of(cluster, name) {
+            Ok(copy) => found.push(copy),
+            Err(why) => refused.push(why),
+        }
+    }
+    if refused.is_empty() {
+        Ok(found)
+    } else {
+        Err(refused)
+    }
+}
+
+fn copy_of(cluster: &Cluster, name: &str) -> Result<Copy, String> {
+    let shown = set::shown(cluster, name);
+    let standby = cluster.move_of(name);
+    let Some(object) = standby.filter(|it| it.spec.cutover == Cutover::Never) else {
+        return Err(format!("{shown} has no standby copy"));
+    };
+    if is_promoted(object) {
+        return Err(was_promoted(name));
+    }
+    match (object.plan(), object.copied_as_of()) {
+        (Some(plan), Some(taken)) => Ok(Copy {
+            object: object.clone(),
+            plan,
+            taken,
+        }),
+        _ => Err(format!("the standby copy of {shown} is not complete")),
+    }
+}
+
+/// Fails if pods may run on a node that the volumes leave.
+async fn refuse_working(connection: &Connection, copies: &[Copy]) -> Result<(), crate::Error> {
+    let nodes: BTreeSet<&str> = copies.iter().map(|it| &*it.plan.from_node).collect();
+    let mut refused = Vec::new();
+    for name in nodes {
+        let what = format!("cannot read Node {name}");
+        let nodes = connection.everywhere::<Node>();
+        let node = connection.ask(what, nodes.get_opt(name)).await?;
+        if node.is_some_and(|node| !is_out_of_service(&node)) {
+            refused.push(format!(
+                "pods on node {name} may still write: make sure that the machine is off, and then run \
+                 `kubectl taint node {name} {}=nodeshutdown:NoExecute`. While the node works, \
+                 `kubectl cistern move --cutover automatic` moves the volume without a loss",
+                out_of_service::TAINT
+            ));
+        }
+    }
+    if refused.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Refused(refused).into())
+    }
+}
+
+/// What the user is asked, and the name that confirms it: that of the first volume.
+fn question(cluster: &Cluster, copies: &[Copy], now: DateTime<Utc>) -> (String, String) {
+    let lines = copies.iter().map(|copy| {
+        let (shown, plan) = (set::shown(cluster, &copy.object.name_any()), &copy.plan);
+        let (from, to) = (&plan.from_node, &plan.to_node);
+        let (taken, old) = (
+            copy.taken.format("%Y-%m-%d %H:%M:%S UTC"),
+            age(copy.taken, now),
+        );
+        format!(
+            "{shown} becomes the copy on node {to}, as of {taken} ({old} ago).\n  What was written to it on node {from} after \
+             that is lost.\n"
+        )
+    });
+    let text = lines.collect();
+    let name = copies.first().map(|it| it.object.name_any());
+    (text, name.unwrap_or_default())
+}
+
+/// Asks the user to type the name. Fails if the answer is not that name, or if it cannot be read.
+fn confirm(
+    (question, name): (&str, &str),
+    answers: &mut impl BufRead,
+    questions: &mut impl Write,
+) -> Result<(), Error> {
+    let answer = is_typed(question, name, answers, questions);
+    if answer.map_err(Error::Answer)? {
+        Ok(())
+    } else {
+        Err(Error::NotConfirmed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{cluster, object};
+
+    const TAKEN: &str = "2026-01-01T00:00:00.5Z";
+
+    fn with(spec: &Value, status: &Value) -> Cluster {
+        let mut cluster = cluster();
+        cluster.moves = vec![object(
+            json!({"metadata": {"name": "pvc-1", "uid": "m"}, "spec": spec, "status": status}),
+        )];
+        cluster
+    }
+
+    fn standby() -> (Value, Value) {
+        let plan = json!({"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1});
+        let prepared = json!({"number": 1, "snapshotName": "s", "image": "i", "taken": TAKEN, "received": TAKEN});
+        (
+            json!({"volumeName": "pvc-1", "cutover": "Never"}),
+            json!({"plan": plan, "prepared": prepared}),
+        )
+    }
+
+    fn of(cluster: &Cluster) -> Result<Vec<Copy>, Vec<String>> {
+        copies(cluster, &BTreeSet::from(["pvc-1".to_owned()]))
+    }
+
+    #[test]
+    fn what_is_lost_is_said_and_only_the_name_of_the_volume_confirms() {
+        let (spec, status) = standby();
+        let cluster = with(&spec, &status);
+        let copies = of(&cluster).unwrap();
+        let (question, name) =
+            question(&cluster, &copies, copies[0].taken + TimeDelta::seconds(35));
+        assert!(question.contains("shop/data (volume pvc-1)"), "{question}");
+        assert!(
+            question.contains("2026-01-01 00:00:00 UTC (35s ago)"),
+            "{question}"
+        );
+        assert!(
+            question.contains("on node worker-1 after that is lost"),
+            "{question}"
+        );
+        let answer =
+            |text: &str| confirm((&question, &name), &mut text.as_bytes(), &mut Vec::new()).is_ok();
+        assert!(answer("pvc-1\n"));
+        for no in ["", "y\n", "yes\n", "pvc-2\n", "data\n"] {
+            assert!(!answer(no), "{no:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_promoted_without_a_complete_standby_copy() {
+        let (spec, status) = standby();
+        let why = |spec: &Value, status: &Value| of(&with(spec, status)).unwrap_err().remove(0);
+        let moves = json!({"volumeName": "pvc-1"});
+        assert!(why(&moves, &status).contains("has no standby copy"));
+        assert!(why(&spec, &json!({})).contains("is not complete"));
+        let mut twice = status.clone();
+        twice["promoted"] = json!(TAKEN);
+        assert!(why(&spec, &twice).contains("was promoted"));
+        assert!(of(&cluster()).unwrap_err()[0].contains("has no standby copy"));
+    }
+}

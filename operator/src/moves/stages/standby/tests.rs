@@ -1,0 +1,233 @@
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    Cutover, PreparedCopy, Promotion, ReceivedSnapshot, ReplicaPurpose, testing::ready_snapshot,
+};
+
+use super::*;
+use crate::{
+    moves::{
+        passes::Passes,
+        testing::{Case, pod, replica},
+    },
+    testing::moment,
+};
+
+const INTERVAL: u32 = 60;
+
+fn after(seconds: i64) -> DateTime<Utc> {
+    moment() + TimeDelta::seconds(seconds)
+}
+
+/// A standby copy whose last pass had its snapshot taken at [`moment`].
+fn standby() -> Case {
+    let mut case = Case::used(Cutover::Never);
+    case.object.spec.standby_interval_seconds = Some(INTERVAL);
+    let status = case.object.status.as_mut().unwrap();
+    status.prepared = Some(PreparedCopy {
+        number: 3,
+        snapshot_name: "pass-3".to_owned(),
+        image: "image-3".to_owned(),
+        taken: Some(moment()),
+        received: after(2),
+        seconds: Some(1),
+        settled: true,
+    });
+    let mut snapshot = ready_snapshot();
+    snapshot.metadata.name = Some("pass-3".to_owned());
+    case.snapshots[1] = Some(snapshot);
+    let copy = case.incoming.as_mut().unwrap();
+    copy.status.get_or_insert_default().snapshot = Some(ReceivedSnapshot {
+        image: "image-3".to_owned(),
+        received: after(2),
+        seconds: Some(1),
+    });
+    case.now = after(10);
+    case
+}
+
+/// The same after its promotion is requested, while its node is lost.
+fn promotable() -> Case {
+    let mut case = standby();
+    case.object.spec.promotion = Some(Promotion {
+        data_as_of: moment(),
+    });
+    case.source.is_lost = true;
+    case
+}
+
+/// The same after the commit, when the new node has opened the copy.
+fn promoted() -> Case {
+    let mut case = promotable();
+    let arrived = Case::arrived();
+    case.object.status.as_mut().unwrap().promoted = Some(moment());
+    case.volume = arrived.volume;
+    case.incoming = None;
+    case.users.clear();
+    case
+}
+
+fn why(case: &Case) -> (Reason, String) {
+    match case.next() {
+        Stage::Wait(why) => (why.reason, why.message),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn begins(case: &Case, number: u32) {
+    match case.next() {
+        Stage::Record(Passes {
+            copying: Some(pass),
+            ..
+        }) => {
+            assert_eq!(pass.number, number);
+            assert_eq!(pass.base_image.as_deref(), Some("image-3"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_standby_copy_is_renewed_at_its_interval_whether_or_not_pods_use_the_volume() {
+    for users in [vec![pod(Some("node-1"), true)], Vec::new()] {
+        let mut case = standby();
+        case.users = users;
+        let rests = Stage::Rest(
+            "node node-2 has a copy of the volume, which is renewed every 60 seconds".to_owned(),
+        );
+        assert_eq!(case.next(), rests);
+        case.now = after(59);
+        assert_eq!(case.next(), rests);
+        case.now = after(60);
+        begins(&case, 4);
+        // A volume of many extents is blocked by each snapshot.
+        let status = case.volume.as_mut().unwrap().status.as_mut().unwrap();
+        status.extents = Some(100_000);
+        assert_eq!(case.next(), rests);
+        case.now = after(203);
+        begins(&case, 4);
+    }
+    let mut fresh = standby();
+    let status = fresh.object.status.as_mut().unwrap();
+    status.prepared = None;
+    assert!(matches!(fresh.next(), Stage::Record(_)), "the first pass");
+}
+
+#[test]
+fn a_standby_copy_lags_once_it_is_older_than_two_intervals_and_says_why() {
+    let mut case = standby();
+    // Its node is silent: the pass waits for its snapshot.
+    case.now = after(60);
+    let Stage::Record(passes) = case.next() else {
+        panic!("{:?}", case.next());
+    };
+    let pass = passes.copying.clone().unwrap();
+    case.object.status.as_mut().unwrap().copying = passes.copying;
+    let mut snapshot = ready_snapshot();
+    snapshot.metadata.name = Some(pass.snapshot_name);
+    snapshot.status = None;
+    case.snapshots[0] = Some(snapshot);
+    assert!(matches!(case.next(), Stage::Rest(_)));
+    case.now = after(120);
+    let (reason, message) = why(&case);
+    assert_eq!(reason, Reason::StandbyLags);
+    assert!(
+        message.contains("takes the snapshot of pass 4"),
+        "{message}"
+    );
+    // Before the first copy is complete, nothing lags.
+    case.object.status.as_mut().unwrap().prepared = None;
+    case.snapshots[1] = None;
+    assert_eq!(why(&case).0, Reason::Copying);
+    let mut unready = standby();
+    unready.now = after(200);
+    let status = unready.volume.as_mut().unwrap().status.as_mut().unwrap();
+    status.conditions.clear();
+    assert_eq!(why(&unready).0, Reason::StandbyLags);
+}
+
+#[test]
+fn a_standby_copy_is_promoted_only_if_its_node_is_lost_and_it_is_as_new_as_demanded() {
+    let case = promotable();
+    assert_eq!(case.next(), Stage::RecordPromotion(moment()));
+    let refused = |change: &dyn Fn(&mut Case)| {
+        let mut case = promotable();
+        change(&mut case);
+        let (reason, message) = why(&case);
+        assert_eq!(reason, Reason::NotPromotable, "{message}");
+        message
+    };
+    let alive = refused(&|case| case.source.is_lost = false);
+    assert!(alive.contains("out-of-service"), "{alive}");
+    let older = refused(&|case| {
+        let promotion = case.object.spec.promotion.as_mut();
+        promotion.unwrap().data_as_of = after(1);
+    });
+    assert!(older.contains("older than"), "{older}");
+    for lost in [
+        refused(&|case| case.incoming = None),
+        refused(&|case| {
+            let status = case.incoming.as_mut().unwrap().status.as_mut();
+            status.unwrap().snapshot = None;
+        }),
+        refused(&|case| {
+            let copy = case.incoming.as_mut().unwrap();
+            "move-0".clone_into(&mut copy.spec.move_uid);
+        }),
+        refused(&|case| case.object.status.as_mut().unwrap().prepared = None),
+    ] {
+        assert!(lost.contains("no complete copy"), "{lost}");
+    }
+}
+
+#[test]
+fn a_promotion_that_is_recorded_is_committed_without_a_fence() {
+    let mut case = promotable();
+    case.object.status.as_mut().unwrap().promoted = Some(moment());
+    // The node is back meanwhile.
+    case.source.is_lost = false;
+    assert_eq!(case.next(), Stage::Declare);
+    let declared = Case::declared(None);
+    case.volume = declared.volume;
+    assert_eq!(case.next(), Stage::Commit);
+    // The volume was being closed for a move when its node was lost.
+    let mut closing = promotable();
+    closing.volume = Case::declared(Some(cistern_crds::FenceState::Closing)).volume;
+    assert_eq!(closing.next(), Stage::RecordPromotion(moment()));
+    // Neither is done for a volume that is to be deleted.
+    let mut unwanted = promotable();
+    unwanted.volume.as_mut().unwrap().spec.deletion_requested = true;
+    assert_eq!(unwanted.next(), Stage::Cancel);
+}
+
+#[test]
+fn the_superseded_image_is_kept_until_its_volume_move_is_deleted() {
+    let mut case = promoted();
+    case.now = after(100_000);
+    let (reason, message) = why(&case);
+    assert_eq!(reason, Reason::Superseded);
+    assert!(message.contains("delete this VolumeMove"), "{message}");
+    let deleted = cistern_crds::time::to_kubernetes(moment());
+    case.object.metadata.deletion_timestamp = Some(deleted);
+    assert_eq!(case.next(), Stage::RemoveSnapshot("pass-3".to_owned()));
+    case.snapshots = [None, None];
+    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Retained));
+    case.retained = None;
+    assert_eq!(case.next(), Stage::End);
+}
+
+#[test]
+fn nothing_waits_for_a_node_that_is_forgotten() {
+    let mut case = promoted();
+    case.source.is_forgotten = true;
+    assert_eq!(case.next(), Stage::ReleaseSnapshot("pass-3".to_owned()));
+    case.snapshots = [None, None];
+    assert_eq!(case.next(), Stage::Release(ReplicaPurpose::Retained));
+    case.retained = None;
+    assert_eq!(case.next(), Stage::End);
+    // The copy is the volume's own image first.
+    let mut arriving = promoted();
+    arriving.source.is_forgotten = true;
+    arriving.incoming = Some(replica(ReplicaPurpose::Incoming, "node-2", 1));
+    assert_eq!(arriving.next(), Stage::Release(ReplicaPurpose::Incoming));
+}
