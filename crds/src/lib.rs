@@ -67,7 +67,7 @@ pub use reference_page::reference_page;
 pub use replica::{
     PoolReplica, PoolReplicaSpec, PoolReplicaStatus, ReceivedSnapshot, ReplicaPurpose,
 };
-pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
+pub use snapshot::{IncrementalBase, PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
 pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
 pub use snapshot_parameters::SnapshotParameters;
 pub use volume::{

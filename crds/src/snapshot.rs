@@ -27,6 +27,7 @@ use crate::{
     doc = "A point-in-time copy of one volume. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     selectable = ".spec.copiedFor",
+    selectable = ".spec.incrementalBase",
     validation = Rule::new(location::IMAGE_RULE).message(location::IMAGE_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.sourceVolume"}"#,
@@ -48,6 +49,7 @@ use crate::{
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
     validation = Rule::new("has(self.groupName) == has(oldSelf.groupName)").message("groupName cannot be changed"),
     validation = Rule::new("has(self.copiedFor) == has(oldSelf.copiedFor)").message("copiedFor cannot be changed"),
+    validation = Rule::new("has(self.incrementalBase) == has(oldSelf.incrementalBase)").message("incrementalBase cannot be added or removed"),
     validation = Rule::new("!has(oldSelf.takenAt) || has(self.takenAt)").message("takenAt cannot be changed"),
     validation = Rule::new("!has(self.takenAt) || self.?acrossNodes.orValue(false)").message("takenAt is for members of a group across nodes"),
 )]
@@ -127,6 +129,14 @@ pub struct PoolSnapshotSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("copiedFor cannot be changed"))]
     pub copied_for: Option<String>,
 
+    /// Whether the snapshot is the base of incremental backups after a user has deleted it. `WhenDeleted` comes from the snapshot
+    /// class. `Kept`: a user has deleted it; it can be compared with, and nothing else, and the controller removes it
+    /// once it is of no use, or its pool needs the room. Absent: it is removed when a user deletes it. Set by the
+    /// controller; changes from `WhenDeleted` to `Kept` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf || self == 'Kept'").message("a kept base stays one"))]
+    pub incremental_base: Option<IncrementalBase>,
+
     /// Requests that the snapshot's data is destroyed; default false. Only this field makes the
     /// agent remove the image; deleting the object does not. Set by the controller; cannot be set
     /// back to false.
@@ -145,7 +155,26 @@ pub struct PoolSnapshotSpec {
     pub takeovers: u32,
 }
 
+/// Whether a snapshot is the base of incremental backups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum IncrementalBase {
+    /// Once a user has deleted it.
+    WhenDeleted,
+    /// A user has deleted it.
+    Kept,
+}
+
 impl PoolSnapshotSpec {
+    /// Whether users cannot see the snapshot: it is for a copy, or is kept as a base although they have deleted it.
+    pub fn is_hidden(&self) -> bool {
+        self.copied_for.is_some() || self.is_kept_as_base()
+    }
+
+    /// Whether a user has deleted the snapshot, which is kept as a base of incremental backups.
+    pub fn is_kept_as_base(&self) -> bool {
+        self.incremental_base == Some(IncrementalBase::Kept)
+    }
+
     /// Whether the operator has taken the snapshot to move its volume while it is used.
     pub fn is_of_move(&self) -> bool {
         self.copied_for.as_ref() == Some(&self.source_volume)
@@ -172,6 +201,7 @@ impl PoolSnapshotSpec {
             across_nodes: false,
             taken_at: None,
             copied_for: None,
+            incremental_base: None,
             deletion_requested: false,
             epoch: 0,
             takeovers: 0,

@@ -6,6 +6,8 @@ use crate::names::RESERVED_PREFIX;
 
 /// Parameter for the consistency of a snapshot: `crash` (default) or `filesystem`.
 pub const CONSISTENCY: &str = "consistency";
+/// Parameter that keeps a deleted snapshot as the base of incremental backups: `true` or `false` (default).
+pub const KEEP_BASE: &str = "keepBaseForIncrementals";
 /// Parameter that repeats the field of the class with this name, and has no effect. Classes of Kubernetes' own storage
 /// tests have it.
 pub const DELETION_POLICY: &str = "deletionPolicy";
@@ -15,6 +17,8 @@ pub const DELETION_POLICY: &str = "deletionPolicy";
 pub struct SnapshotParameters {
     /// Consistency of the snapshot's data.
     pub consistency: Consistency,
+    /// Whether a deleted snapshot is kept as the base of incremental backups.
+    pub keep_base: bool,
 }
 
 /// Why parameters are invalid. Each message names the remedy.
@@ -26,6 +30,17 @@ pub enum Error {
         /// The invalid value, shortened.
         value: String,
     },
+    /// `keepBaseForIncrementals` has an unknown value.
+    #[error("parameter \"{KEEP_BASE}\" is {value:?}: write \"true\" or \"false\"")]
+    KeepBase {
+        /// The invalid value, shortened.
+        value: String,
+    },
+    /// `keepBaseForIncrementals` is for single snapshots.
+    #[error(
+        "parameter \"{KEEP_BASE}\" is for single snapshots: remove it from the class of group snapshots"
+    )]
+    KeepBaseOfGroup,
     /// `deletionPolicy` is no deletion policy of Kubernetes.
     #[error(
         "parameter \"{DELETION_POLICY}\" is {value:?}: remove it, and set the class's own field to \"Delete\" or \"Retain\""
@@ -35,7 +50,7 @@ pub enum Error {
         value: String,
     },
     /// An unknown key (CS-17).
-    #[error("parameter {key:?} is unknown: snapshots know \"{CONSISTENCY}\"")]
+    #[error("parameter {key:?} is unknown: snapshots know \"{CONSISTENCY}\" and \"{KEEP_BASE}\"")]
     Unknown {
         /// The unknown key, shortened.
         key: String,
@@ -55,6 +70,12 @@ impl SnapshotParameters {
                 (CONSISTENCY, other) => {
                     let value = shorten(other);
                     return Err(Error::Consistency { value });
+                }
+                (KEEP_BASE, "true") => read.keep_base = true,
+                (KEEP_BASE, "false") => read.keep_base = false,
+                (KEEP_BASE, other) => {
+                    let value = shorten(other);
+                    return Err(Error::KeepBase { value });
                 }
                 (DELETION_POLICY, "Delete" | "Retain") => {}
                 (DELETION_POLICY, other) => {
@@ -95,6 +116,16 @@ mod tests {
         ));
         let error = parse(&[("consistency", "Crash")]).unwrap_err();
         assert!(error.to_string().contains("\"filesystem\""), "{error}");
+    }
+
+    #[test]
+    fn a_deleted_snapshot_is_kept_as_a_base_only_if_its_class_says_so() {
+        let keeps = |value| parse(&[("keepBaseForIncrementals", value)]);
+        assert!(!parse(&[]).unwrap().keep_base);
+        assert!(keeps("true").unwrap().keep_base);
+        assert!(!keeps("false").unwrap().keep_base);
+        let error = keeps("yes").unwrap_err().to_string();
+        assert!(error.contains("\"true\""), "{error}");
     }
 
     #[test]

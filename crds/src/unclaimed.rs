@@ -172,7 +172,7 @@ impl Claimable for PoolSnapshot {
 
     fn is_under_way(&self) -> bool {
         // The controller removes it when its volume is made.
-        if self.spec.copied_for.is_some() {
+        if self.spec.is_hidden() {
             return true;
         }
         // The VolumeSnapshotContents of a group are made after all of its snapshots.

@@ -48,6 +48,9 @@ pub struct Origin {
     /// Snapshot group of a snapshot; absent for a volume, and for a snapshot without a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Whether a user has deleted the snapshot, which is kept as a base of incremental backups; absent means false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub kept_as_base: bool,
     /// Name of the source, if the source no longer exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost_source: Option<String>,
@@ -73,6 +76,7 @@ impl Origin {
             node: object.node_name().to_owned(),
             claim: None,
             group: None,
+            kept_as_base: false,
             lost_source: None,
             size_bytes: 0,
             reserved_bytes: object.reserved().unwrap_or_default().0,
@@ -96,6 +100,7 @@ impl Origin {
         let size = status.and_then(|status| status.size);
         Self {
             group: snapshot.spec.group_name.clone(),
+            kept_as_base: snapshot.spec.is_kept_as_base(),
             size_bytes: size.unwrap_or_default().0,
             taken: status.and_then(|status| status.creation_time),
             ..Self::of(SourceKind::Snapshot, snapshot)
@@ -243,8 +248,11 @@ impl Origins {
         };
         let claim = origin.claim.as_ref();
         let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
+        let base = if origin.kept_as_base { " (base)" } else { "" };
+        let parts = [(Style::Faint, branch), (Style::Faint, base)];
+        let [branch, base] = parts.map(|(style, text)| (style, text.to_owned()));
         let mut row = vec![
-            Cell::of(vec![(Style::Faint, branch.to_owned()), name]),
+            Cell::of(vec![branch, name, base]),
             claim.unwrap_or_default().into(),
             origin.node.as_str().into(),
             human(Bytes(origin.size_bytes)).into(),
@@ -275,6 +283,8 @@ impl Origins {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::IncrementalBase;
+
     use super::*;
     use crate::testing::{at, cluster};
 
@@ -293,6 +303,14 @@ pvc-1         shop/data   worker-1   2Gi    2Gi     -       True
    └─ pvc-2   shop/copy   worker-1   2Gi    2Gi     -       False
 "
         );
+    }
+
+    #[test]
+    fn a_deleted_snapshot_that_is_kept_as_a_base_is_marked() {
+        let mut cluster = cluster();
+        cluster.snapshots[0].spec.incremental_base = Some(IncrementalBase::Kept);
+        let text = origins(&cluster, None).text(false, Paint::plain());
+        assert!(text.contains("└─ snap-1 (base)"), "{text}");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Stored<R> {
     pub moves: Option<Box<DeclaredMove>>,
     /// The volume that moves, for a snapshot that was taken for that.
     pub of_move: Option<Box<str>>,
+    /// Whether the object needs no Kubernetes object that refers to it.
+    pub is_hidden: bool,
 }
 
 /// A volume that moves to another node.
@@ -113,6 +115,7 @@ impl<R> Default for Stored<R> {
             awaits: None,
             moves: None,
             of_move: None,
+            is_hidden: false,
         }
     }
 }
@@ -148,6 +151,7 @@ impl StoredSnapshot {
         };
         let of_move = snapshot.spec.is_of_move();
         Self {
+            is_hidden: snapshot.spec.is_hidden(),
             of_move: of_move.then(|| snapshot.spec.source_volume.as_str().into()),
             ..Self::of(snapshot, snapshot.spec.provisioning)
         }
@@ -171,6 +175,7 @@ impl<R> Stored<R> {
             awaits: None,
             moves: None,
             of_move: None,
+            is_hidden: false,
         }
     }
 }

@@ -162,7 +162,8 @@ fn without_owner<R>(
 ) -> BTreeSet<String> {
     let ownerless = objects.entries(|name, object| {
         let requested = object.requested_name.as_deref().unwrap_or(name);
-        object.created.is_some_and(|created| created <= latest) && !owners.own(name, requested)
+        let is_old = object.created.is_some_and(|created| created <= latest);
+        is_old && !object.is_hidden && !owners.own(name, requested)
     });
     let ownerless = ownerless.into_iter();
     ownerless

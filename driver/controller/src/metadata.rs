@@ -98,6 +98,8 @@ impl Relay {
         let found = found
             .map_err(|elapsed| silent(elapsed.into()))?
             .map_err(|error| silent(error.into()))?;
+        // What is kept as a base is compared with others only.
+        let found = found.filter(|found| !found.spec.is_kept_as_base());
         Ok(found.ok_or_else(not_found)?.spec.node_name)
     }
 }

@@ -231,7 +231,7 @@ mod tests {
     fn cs_07_cs_10_cs_12_cs_14_a_response_has_all_fields_of_a_snapshot() {
         let moment = DateTime::from_timestamp(1_700_000_000, 123_456_789).unwrap();
         let mut listed = ListedSnapshot {
-            is_for_copy: false,
+            is_hidden: false,
             id: "snapshot-1".into(),
             source_volume: "pvc-1".into(),
             node: "n1".into(),

@@ -1,6 +1,7 @@
 //! What a backup program asks: where snapshots hold data, and where they differ. The tests play the program. It asks Kubernetes'
 //! sidecar ([`front`]), and that the controller; or the controller itself.
 
+mod bases;
 mod front;
 mod objects;
 mod refusals;

@@ -125,6 +125,7 @@ fn snapshot(choice: &SelectedOrphan) -> PoolSnapshot {
         across_nodes: false,
         taken_at: None,
         copied_for: None,
+        incremental_base: None,
         deletion_requested: false,
         epoch: 0,
         takeovers: 0,

@@ -82,6 +82,7 @@ pub(super) fn member(group: &PoolSnapshotGroup, volume: &PoolVolume, image: &str
         name: group.spec.requested_name.clone(),
         source_volume: volume_name.clone(),
         consistency: group.spec.consistency,
+        keep_base: false,
         requirement: Requirement::default(),
     };
     let mut snapshot = alone.of(volume, image);

@@ -23,8 +23,8 @@ pub struct ListedSnapshot {
     pub creation_time: DateTime<Utc>,
     /// Whether it can be the source of a new volume now.
     pub ready: bool,
-    /// Whether it was taken to copy its volume to another node. Users do not see it.
-    pub is_for_copy: bool,
+    /// Whether users cannot see it.
+    pub is_hidden: bool,
 }
 
 impl Listed for ListedSnapshot {
@@ -32,7 +32,8 @@ impl Listed for ListedSnapshot {
 
     fn of(snapshot: &PoolSnapshot) -> Option<Self> {
         let (spec, status) = (&snapshot.spec, snapshot.status.as_ref()?);
-        let gone = spec.deletion_requested && status.reserved.is_none();
+        // What is kept as a base is deleted for users.
+        let gone = spec.is_kept_as_base() || spec.deletion_requested && status.reserved.is_none();
         Some(Self {
             id: snapshot.name_any().into(),
             source_volume: spec.source_volume.as_str().into(),
@@ -41,7 +42,7 @@ impl Listed for ListedSnapshot {
             size: status.size.filter(|_| !gone)?,
             creation_time: status.creation_time?,
             ready: condition::holds(&status.conditions, ConditionType::Ready),
-            is_for_copy: spec.copied_for.is_some(),
+            is_hidden: spec.is_hidden(),
         })
     }
 
@@ -52,7 +53,7 @@ impl Listed for ListedSnapshot {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{PoolSnapshotStatus, Reason, condition::ConditionUpdate};
+    use cistern_crds::{IncrementalBase, PoolSnapshotStatus, Reason, condition::ConditionUpdate};
 
     use super::*;
     use crate::testing::{at, ready_snapshot, wanted_snapshot};
@@ -61,7 +62,7 @@ mod tests {
     #[test]
     fn ls_03_a_snapshot_is_listed_from_when_it_is_taken_until_its_data_is_gone() {
         type Change = fn(&mut PoolSnapshot, &mut PoolSnapshotStatus);
-        let life: [(&str, Change, Option<bool>); 7] = [
+        let life: [(&str, Change, Option<bool>); 8] = [
             ("asked for", |_, s| *s = PoolSnapshotStatus::default(), None),
             ("admitted", |_, s| s.size = None, None),
             ("of no moment", |_, s| s.creation_time = None, None),
@@ -72,6 +73,11 @@ mod tests {
                 "to be deleted",
                 |v, _| v.spec.deletion_requested = true,
                 Some(true),
+            ),
+            (
+                "a base",
+                |v, _| v.spec.incremental_base = Some(IncrementalBase::Kept),
+                None,
             ),
             (
                 "reclaimed",

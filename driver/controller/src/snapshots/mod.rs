@@ -10,6 +10,7 @@
 //! *Invariant:* a snapshot is never taken again under its name, regardless of its volume. A
 //! repeated call reads its response from the object, so it is always the same.
 
+mod bases;
 mod ensure;
 mod request;
 
@@ -17,8 +18,11 @@ use std::sync::Arc;
 
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, PoolSnapshot, PoolVolume};
-use futures::{FutureExt as _, future::BoxFuture};
-use tokio::time::Instant;
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+};
+use tokio::{sync::Notify, time::Instant};
 
 pub use self::request::{NewSnapshot, SnapshotQuery};
 pub use crate::objects::listed_snapshot::ListedSnapshot;
@@ -75,10 +79,12 @@ pub struct Snapshots {
     objects: Objects<PoolSnapshot>,
     volumes: Objects<PoolVolume>,
     listing: Arc<Listing<ListedSnapshot>>,
+    /// Wakes the removal of bases.
+    kept: Notify,
 }
 
 impl Snapshots {
-    /// Creates the snapshots of a cluster, and the future of their watch. Poll the future as long
+    /// Creates the snapshots of a cluster, and the future of their watch and of the removal of bases. Poll the future as long
     /// as the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolSnapshot>,
@@ -87,12 +93,14 @@ impl Snapshots {
     ) -> (Arc<Self>, BoxFuture<'static, ()>) {
         let listing = Arc::default();
         let watch = watch_listed(&objects, &listing, readiness, "watch of PoolSnapshots");
-        let snapshots = Self {
+        let snapshots = Arc::new(Self {
             objects,
             volumes,
             listing,
-        };
-        (Arc::new(snapshots), watch.boxed())
+            kept: Notify::new(),
+        });
+        let revoke = Arc::clone(&snapshots).revoke_bases();
+        (snapshots, future::join(watch, revoke).map(drop).boxed())
     }
 
     /// Reads a snapshot from the API server, so that it includes the work of other replicas. Fails
@@ -108,7 +116,7 @@ impl Snapshots {
     pub async fn list(&self, query: &SnapshotQuery) -> Result<Page<ListedSnapshot>, Error> {
         let of_source = |snapshot: &ListedSnapshot| {
             let source = query.source_volume.as_deref();
-            source.is_none_or(|source| *snapshot.source_volume == *source) && !snapshot.is_for_copy
+            source.is_none_or(|source| *snapshot.source_volume == *source) && !snapshot.is_hidden
         };
         let Some(id) = &query.snapshot else {
             let page = self.listing.page(&query.page, of_source);
@@ -123,7 +131,7 @@ impl Snapshots {
         })
     }
 
-    /// Destroys the snapshot's data and removes its object. Succeeds if the snapshot does not exist
+    /// Destroys the snapshot's data and removes its object, unless its class keeps it as a base. Succeeds if the snapshot does not exist
     /// (DS-03), and finishes an interrupted removal.
     ///
     /// Fails if the snapshot belongs to a group, if it is in use, if its agent is silent, or if a
@@ -136,7 +144,9 @@ impl Snapshots {
                     let snapshot = id.to_owned();
                     return Err(Error::Member { snapshot, group });
                 }
-                self.objects.remove(operation).await?;
+                if !self.keep_as_base(&found).await? {
+                    self.objects.remove(operation).await?;
+                }
             }
             self.listing.until_shown(id, false).await;
             Ok(())
@@ -147,7 +157,7 @@ impl Snapshots {
     /// Reads a snapshot that a user requested from the API server.
     async fn find(&self, id: &str) -> Result<Option<PoolSnapshot>, objects::Error> {
         let found = self.objects.find(id).await?;
-        Ok(found.filter(|snapshot| snapshot.spec.copied_for.is_none()))
+        Ok(found.filter(|snapshot| !snapshot.spec.is_hidden()))
     }
 
     /// The custom resources of the snapshots.

@@ -1,6 +1,8 @@
 //! Snapshot requests in Cistern's own types.
 
-use cistern_crds::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names};
+use cistern_crds::{
+    Consistency, IncrementalBase, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names,
+};
 
 use crate::{
     objects::{ensure::Request, listing::PageQuery},
@@ -16,6 +18,8 @@ pub struct NewSnapshot {
     pub source_volume: String,
     /// The consistency: crash or filesystem.
     pub consistency: Consistency,
+    /// Whether it is kept as a base of incremental backups when it is deleted.
+    pub keep_base: bool,
     /// The nodes on which the snapshot must be usable.
     pub requirement: Requirement,
 }
@@ -28,7 +32,10 @@ impl NewSnapshot {
 
     /// The custom resource for this snapshot of a volume whose image is known.
     pub fn of(&self, volume: &PoolVolume, image: &str) -> PoolSnapshot {
-        let spec = PoolSnapshotSpec::of(volume, image, &self.name, self.consistency);
+        let spec = PoolSnapshotSpec {
+            incremental_base: self.keep_base.then_some(IncrementalBase::WhenDeleted),
+            ..PoolSnapshotSpec::of(volume, image, &self.name, self.consistency)
+        };
         PoolSnapshot::desired(&self.id(), spec)
     }
 }
@@ -36,11 +43,13 @@ impl NewSnapshot {
 impl Request for NewSnapshot {
     type Object = PoolSnapshot;
 
-    /// Compares all but the consistency: a class may be replaced between two attempts, and the name
+    /// Compares all but the parameters: a class may be replaced between two attempts, and the name
     /// identifies the snapshot that was taken (CS-04, CS-05).
     fn difference(&self, existing: &PoolSnapshot) -> Option<String> {
         let spec = &existing.spec;
-        if spec.requested_name != self.name {
+        if spec.is_kept_as_base() {
+            Some("it was deleted, and is kept as a base of backups".to_owned())
+        } else if spec.requested_name != self.name {
             Some("it was made under another name".to_owned())
         } else if spec.source_volume != self.source_volume {
             Some(format!("it is of volume {}", spec.source_volume))
@@ -73,6 +82,7 @@ pub(crate) mod tests {
             name: "snapshot-1".to_owned(),
             source_volume: "pvc-1".to_owned(),
             consistency: Consistency::Crash,
+            keep_base: false,
             requirement: Requirement::default(),
         }
     }

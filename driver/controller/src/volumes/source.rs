@@ -282,7 +282,7 @@ impl Volumes {
         match reference.kind {
             SourceKind::Snapshot => {
                 let found = self.snapshots.find(&reference.id).await?;
-                let requested = found.filter(|it| it.spec.copied_for.is_none());
+                let requested = found.filter(|it| !it.spec.is_hidden());
                 Ok(of_snapshot(reference, &existing(reference, requested)?)?)
             }
             SourceKind::Volume => {

@@ -58,6 +58,9 @@ impl FromRequest<v1::CreateVolumeGroupSnapshotRequest> for NewGroup {
             }
         }
         let parameters = SnapshotParameters::parse(&request.parameters)?;
+        if parameters.keep_base {
+            return Err(ParametersError::KeepBaseOfGroup.into());
+        }
         Ok(Self {
             name,
             volumes,

@@ -19,6 +19,7 @@ impl FromRequest<v1::CreateSnapshotRequest> for NewSnapshot {
             name,
             source_volume,
             consistency: parameters.consistency,
+            keep_base: parameters.keep_base,
             requirement: topology::parse(request.accessibility_requirements)?,
         })
     }
