@@ -10,12 +10,14 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::OsStr,
+    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
 use tokio::sync::OnceCell;
@@ -64,9 +66,10 @@ impl Cluster {
     /// runs have kept.
     ///
     /// # Panics
-    /// When `KUBECONFIG` is not set or Cistern is not installed.
+    /// When `KUBECONFIG` is not set or Cistern is not installed. If the first test cannot install it, the others fail
+    /// at once: each would wait as long for the same failure.
     pub async fn connect() -> Self {
-        static PREPARED: OnceCell<()> = OnceCell::const_new();
+        static PREPARED: OnceCell<bool> = OnceCell::const_new();
         assert!(
             variable("KUBECONFIG").is_some(),
             "KUBECONFIG is not set: tests never guess a cluster"
@@ -76,7 +79,20 @@ impl Cluster {
             client: Client::try_from(config).expect("KUBECONFIG makes a client"),
             kubectl: tool("kubectl").await,
         };
-        PREPARED.get_or_init(|| this.prepare()).await;
+        let mut failure = None;
+        let prepare = async || {
+            let prepared = AssertUnwindSafe(this.prepare()).catch_unwind().await;
+            failure = prepared.err();
+            failure.is_none()
+        };
+        let prepared = *PREPARED.get_or_init(prepare).await;
+        if let Some(panic) = failure {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(
+            prepared,
+            "the cluster could not be prepared, as the test that failed first says"
+        );
         this
     }
 

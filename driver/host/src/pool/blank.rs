@@ -6,6 +6,8 @@
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
+use cistern_types::FilesystemType;
+
 use super::Unusable;
 use crate::{
     cause::Cause,
@@ -13,6 +15,8 @@ use crate::{
     system::{DeviceNumber, System},
 };
 
+/// The filesystem that is created on a blank device.
+pub(super) const POOL_FILESYSTEM: FilesystemType = FilesystemType::Xfs;
 const MIB: u64 = 1 << 20;
 const CHUNK: usize = 1 << 20;
 /// Time limit for blkid, which reads a few blocks.
@@ -35,7 +39,7 @@ pub(super) fn objection(
         return Ok(Some(Unusable::ReadOnly));
     }
     let size = system.device_size(device)?;
-    if size < 2 * MIB {
+    if size < POOL_FILESYSTEM.minimum_size().0 {
         return Ok(Some(Unusable::TooSmall));
     }
     if let Some(found) = signature(system, device, &[])? {

@@ -4,7 +4,7 @@ use std::{fmt, io, path::PathBuf};
 
 use cistern_types::FilesystemType;
 
-use super::{Error, failed};
+use super::{Error, blank::POOL_FILESYSTEM, failed};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
@@ -32,8 +32,8 @@ pub enum Unusable {
     /// The kernel knows partitions of it.
     #[error("it has partitions")]
     Partitions,
-    /// It is too small for any filesystem.
-    #[error("it is smaller than 2 MiB")]
+    /// It is too small for the filesystem of a pool.
+    #[error("it is smaller than {}, the minimum of a pool", POOL_FILESYSTEM.minimum_size())]
     TooSmall,
     /// It holds a known format.
     #[error("it holds {format}")]

@@ -32,8 +32,12 @@ struct Content(u64, Vec<u8>, Vec<u8>);
 
 impl Disk {
     pub(crate) fn new(machine: &Machine, name: &str) -> Self {
+        Self::of_size(machine, name, SIZE)
+    }
+
+    pub(crate) fn of_size(machine: &Machine, name: &str, size: u64) -> Self {
         let file = machine.path(name);
-        fs::File::create(&file).unwrap().set_len(SIZE).unwrap();
+        fs::File::create(&file).unwrap().set_len(size).unwrap();
         Self::attach(file)
     }
 

@@ -9,10 +9,10 @@ use std::{
 use crate::{
     device::{Disk, SIZE},
     failing::FailingDevice,
-    harness::{Machine, device_pool, run},
+    harness::{Machine, device_pool, must, run},
 };
 use cistern_host::{Expectation, Root, pool::Error, system};
-use cistern_types::Bytes;
+use cistern_types::{Bytes, FilesystemType};
 use failing_disk::Mode;
 use rustix::fs::OFlags;
 
@@ -65,6 +65,24 @@ fn a_blank_disk_with_a_stable_name_is_usable_and_each_other_says_why_not() {
     run("blockdev", &["--setrw", blank.path()]);
     assert_eq!(objection(&root, "wwn-blank"), None);
     assert!(blank.is_blank());
+}
+
+#[test]
+fn a_blank_disk_is_usable_from_the_size_on_that_a_pool_can_be_created_on() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let least = FilesystemType::Xfs.minimum_size().0;
+    let small = Disk::of_size(&machine, "small", least - (1 << 20));
+    let fits = Disk::of_size(&machine, "fits", least);
+    Machine::name_by_id(&[("wwn-small", &small.device), ("wwn-fits", &fits.device)]);
+    let said = objection(&root, "wwn-small").unwrap();
+    assert_eq!(said, "it is smaller than 300Mi, the minimum of a pool");
+    assert_eq!(objection(&root, "wwn-fits"), None);
+    let pool = root.open_pool(&device_pool([by_id("wwn-small")]), Expectation::New);
+    let refused = pool.unwrap_err().to_string();
+    assert!(refused.contains("smaller than 300Mi"), "{refused}");
+    assert!(small.is_blank());
+    must(root.open_pool(&device_pool([by_id("wwn-fits")]), Expectation::New));
 }
 
 #[test]
