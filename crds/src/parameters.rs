@@ -24,6 +24,9 @@ pub const MKFS_OPTIONS: &str = "mkfsOptions";
 pub const EXTENT_SIZE: &str = "extentSize";
 /// Parameter that says on which node a snapshot is restored: `source` or `chosen`.
 pub const PLACEMENT: &str = "placement";
+/// Parameter that permits a raw block volume to be mounted with the filesystem that a program has written to it:
+/// `true` or `false`.
+pub const ADOPT_FILESYSTEM: &str = "adoptFilesystem";
 /// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
@@ -41,6 +44,8 @@ pub struct Parameters {
     pub extent_size: Option<ExtentSize>,
     /// On which node a snapshot is restored and a volume is cloned.
     pub placement: RestorePlacement,
+    /// Whether the filesystem in a raw block volume may be adopted.
+    pub adopt_filesystem: bool,
 }
 
 /// On which node a snapshot is restored and a volume is cloned.
@@ -77,9 +82,12 @@ pub enum ParametersError {
     /// The placement is unknown; the value is shortened.
     #[error("parameter \"{PLACEMENT}\": {0:?} is not \"source\" or \"chosen\"")]
     Placement(String),
+    /// The value is not a boolean; it is shortened.
+    #[error("parameter \"{ADOPT_FILESYSTEM}\": {0:?} is not \"true\" or \"false\"")]
+    AdoptFilesystem(String),
     /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{ADOPT_FILESYSTEM}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }
@@ -110,6 +118,11 @@ impl Parameters {
             Some("chosen") => RestorePlacement::Chosen,
             Some(other) => return Err(ParametersError::Placement(shorten(other))),
         };
+        let adopt_filesystem = match rest.remove(ADOPT_FILESYSTEM) {
+            None | Some("" | "false") => false,
+            Some("true") => true,
+            Some(other) => return Err(ParametersError::AdoptFilesystem(shorten(other))),
+        };
         let mut attributes = AttributeChanges::default();
         for (key, value) in rest {
             if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
@@ -126,6 +139,7 @@ impl Parameters {
             mkfs_options,
             extent_size,
             placement,
+            adopt_filesystem,
         })
     }
 
@@ -172,6 +186,19 @@ mod tests {
             parse(&[("pool", "fast")]).unwrap().placement,
             RestorePlacement::Source
         );
+    }
+
+    #[test]
+    fn no_class_adopts_filesystems_unless_it_says_so() {
+        let adopts =
+            |value| Ok(parse(&[("pool", "p"), ("adoptFilesystem", value)])?.adopt_filesystem);
+        assert!(!parse(&[("pool", "p")]).unwrap().adopt_filesystem);
+        for (value, expected) in [("", false), ("false", false), ("true", true)] {
+            assert_eq!(adopts(value), Ok(expected), "{value}");
+        }
+        let unknown: Result<_, ParametersError> = adopts("yes");
+        let expected = "parameter \"adoptFilesystem\": \"yes\" is not \"true\" or \"false\"";
+        assert_eq!(unknown.unwrap_err().to_string(), expected);
     }
 
     #[test]

@@ -67,6 +67,7 @@ pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSp
         filesystem: Some(FilesystemType::Ext4),
         mkfs_options: None,
         extent_size: None,
+        adopt_filesystem: false,
         access_modes: vec![AccessMode::SingleNodeWriter],
         attributes: VolumeAttributes::default(),
         content_source: None,

@@ -55,6 +55,8 @@ use crate::{
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
     validation = Rule::new("!has(self.mkfsOptions) || has(self.filesystem)").message("mkfsOptions are for a filesystem"),
     validation = Rule::new("has(self.mkfsOptions) == has(oldSelf.mkfsOptions)").message("mkfsOptions cannot be changed"),
+    validation = Rule::new("has(self.adoptFilesystem) == has(oldSelf.adoptFilesystem)").message("adoptFilesystem cannot be changed"),
+    validation = Rule::new("!has(self.adoptFilesystem) || !self.adoptFilesystem || self.accessType == 'Block'").message("adoptFilesystem is for the access type Block"),
     validation = Rule::new("has(self.claim) == has(oldSelf.claim)").message("claim cannot be changed"),
     validation = Rule::new("has(self.contentSource) == has(oldSelf.contentSource)").message("contentSource cannot be changed"),
 )]
@@ -102,6 +104,13 @@ pub struct PoolVolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("extentSize cannot be changed"))]
     pub extent_size: Option<ExtentSize>,
+
+    /// Whether a filesystem that a program has written to a raw block volume is adopted as soon as a pod mounts
+    /// the volume; from the StorageClass. Set by the controller; absent means false, and for `Filesystem`;
+    /// immutable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("adoptFilesystem cannot be changed"))]
+    pub adopt_filesystem: bool,
 
     /// Access modes that the volume supports. Set by the controller; immutable.
     #[schemars(schema_with = "access_modes_schema")]
@@ -170,6 +179,20 @@ pub struct PoolVolumeSpec {
 }
 
 impl PoolVolume {
+    /// How pods get the volume now. A raw block volume is a filesystem once its filesystem was adopted.
+    pub fn access_type(&self) -> AccessType {
+        match self.filesystem() {
+            Some(_) => AccessType::Filesystem,
+            None => self.spec.access_type,
+        }
+    }
+
+    /// The type of the filesystem that the volume has, or gets; None for raw block volumes.
+    pub fn filesystem_type(&self) -> Option<FilesystemType> {
+        let adopted = self.filesystem().map(|filesystem| filesystem.kind);
+        self.spec.filesystem.or(adopted)
+    }
+
     /// The source on another node whose data the volume waits for, and the name of the snapshot that is copied: the
     /// bytes of the volume are reserved, and its image is not made.
     pub fn awaited_copy(&self) -> Option<(&ContentSource, &str)> {
@@ -401,7 +424,8 @@ pub struct PoolVolumeStatus {
     /// Identity of the image on the node's disk. Absent until the image exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageStatus>,
-    /// Filesystem in the image. Absent until it is created, and for the access type `Block`.
+    /// Filesystem in the image. Absent until it is created, and for the access type `Block` unless one was
+    /// adopted: the volume is a filesystem from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
     /// True once the agent has committed to removing the image; absent means false. The agent sets
@@ -469,9 +493,14 @@ fn access_modes_schema(generator: &mut SchemaGenerator) -> Schema {
 
 #[cfg(test)]
 mod tests {
-    use super::AccessMode::{
-        self, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeWriter,
+    use super::{
+        AccessMode::{
+            self, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter,
+            SingleNodeWriter,
+        },
+        *,
     };
+    use crate::{Consistency, snapshot::PoolSnapshotSpec, testing::wanted_volume};
 
     #[test]
     fn vcp_09_vcp_15_every_writer_serves_every_mode_and_a_reader_only_readers() {
@@ -487,6 +516,29 @@ mod tests {
             assert!(!SingleNodeReaderOnly.serves(made), "{made:?}");
         }
         assert!(SingleNodeReaderOnly.serves(SingleNodeReaderOnly));
+    }
+
+    #[test]
+    fn a_raw_block_volume_with_an_adopted_filesystem_is_a_filesystem_also_to_its_snapshots() {
+        let mut volume = wanted_volume();
+        (volume.spec.access_type, volume.spec.filesystem) = (AccessType::Block, None);
+        let is = |volume: &PoolVolume| {
+            let snapshot = PoolSnapshotSpec::of(volume, "uid-1", "snapshot", Consistency::Crash);
+            let of_volume = (volume.access_type(), volume.filesystem_type());
+            assert_eq!((snapshot.access_type, snapshot.filesystem), of_volume);
+            of_volume
+        };
+        assert_eq!(is(&volume), (AccessType::Block, None));
+        volume.status = Some(PoolVolumeStatus {
+            filesystem: Some(FilesystemStatus {
+                kind: FilesystemType::Xfs,
+                uuid: "22222222-2222-4222-8222-222222222222".to_owned(),
+                format_time: DateTime::UNIX_EPOCH,
+            }),
+            ..PoolVolumeStatus::default()
+        });
+        let adopted = (AccessType::Filesystem, Some(FilesystemType::Xfs));
+        assert_eq!(is(&volume), adopted);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! it, and an extended attribute records its identity. Only [`Pool::create_image`] makes a
 //! filesystem, in a file that is not yet among the images. Only [`Pool::remove_image`] removes an
 //! image, or [`Pool::remove_discarded`] from the trash, or [`Pool::remove_closed`] after a move, and only
-//! while it is neither attached nor read.
+//! while it is neither attached nor read. Only [`Pool::adopt_filesystem`] replaces an image, by a copy of it.
 
+mod adopt;
 mod clone;
 mod conflict;
 mod error;
@@ -28,6 +29,7 @@ use rustix::io::Errno;
 
 pub(crate) use self::error::failed;
 pub use self::{
+    adopt::{AdoptionRequest, NotAdoptable},
     conflict::{FilesystemConflict, IdentityConflict, Properties},
     error::{Error, ImageUse},
     identity::{Content, Identity, Owner, SnapshotRecord},

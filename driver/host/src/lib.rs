@@ -54,7 +54,8 @@ pub use self::{
     grow::ExpandRequest,
     id::{InvalidUid, Uid, Uuid},
     image::{
-        Content, Discarded, Identity, Image, ImageRequest, Owner, SnapshotRecord, SourceImage,
+        AdoptionRequest, Content, Discarded, Identity, Image, ImageRequest, Owner, SnapshotRecord,
+        SourceImage,
     },
     inventory::{Inventory, LoopCount, PoolInventory},
     mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, Staged},

@@ -34,6 +34,8 @@ pub(crate) struct Superblock {
     pub label: String,
     /// Size in bytes.
     pub size: Bytes,
+    /// Size of a block in bytes.
+    pub block_size: u64,
     /// Whether mkfs completed. (ext4 and btrfs write their superblock last.)
     pub complete: bool,
     /// Whether it must be checked before it is mounted: it was found damaged, or was not unmounted.
@@ -67,6 +69,7 @@ fn parse_xfs(bytes: &[u8]) -> Option<Superblock> {
         uuid: Uuid::from_bytes(field(bytes, 32)?),
         label: label(&field::<12>(bytes, 108)?),
         size: Bytes(blocks.checked_mul(block_size)?),
+        block_size,
         complete: field(bytes, 126)? == [0],
         wants_check: false,
         wants_full_check: false,
@@ -92,6 +95,7 @@ fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
         uuid: Uuid::from_bytes(field(bytes, 104)?),
         label: label(&field::<16>(bytes, 120)?),
         size: Bytes(blocks.checked_mul(block_size)?),
+        block_size,
         complete: true,
         wants_check: wants_full_check || features & EXT4_RECOVER != 0,
         wants_full_check,
@@ -108,6 +112,7 @@ fn parse_btrfs(bytes: &[u8]) -> Option<Superblock> {
         uuid: Uuid::from_bytes(field(bytes, 32)?),
         label: label(&field::<256>(bytes, 299)?),
         size: Bytes(u64::from_le_bytes(field(bytes, 112)?)),
+        block_size: u64::from(u32::from_le_bytes(field(bytes, 144)?)),
         complete: true,
         wants_check: false,
         wants_full_check: false,

@@ -152,7 +152,9 @@ impl Error {
                     Reason::TooManyExtents
                 }
                 image::Error::IdentityConflict { .. } => Reason::IdentityConflict,
-                image::Error::FilesystemConflict { .. } => Reason::FilesystemConflict,
+                image::Error::FilesystemConflict { .. } | image::Error::NotAdoptable { .. } => {
+                    Reason::FilesystemConflict
+                }
                 image::Error::Damaged { .. } => Reason::FilesystemDamaged,
                 image::Error::CheckNeeded { .. } => Reason::CheckWaiting,
                 image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
@@ -177,6 +179,7 @@ impl Error {
                 | image::Error::StallTooLong { uid, .. }
                 | image::Error::IdentityConflict { uid, .. }
                 | image::Error::FilesystemConflict { uid, .. }
+                | image::Error::NotAdoptable { uid, .. }
                 | image::Error::Damaged { uid, .. }
                 | image::Error::CheckNeeded { uid }
                 | image::Error::TooLargeToCheck { uid, .. }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FenceState, FilesystemType, HasImage as _, IoLimits, PoolVolume,
-    Provisioning,
+    AccessMode, AccessType, Bytes, ExtentSize, FenceState, FilesystemType, HasImage as _, IoLimits,
+    PoolVolume, Provisioning,
 };
 use cistern_host::{Content, MountOptions, Uid, options};
 use kube::ResourceExt as _;
@@ -39,6 +39,10 @@ pub struct Volume {
     pub provisioning: Provisioning,
     /// Limits of its I/O, without those of its pool.
     pub io_limits: IoLimits,
+    /// The extent size hint of its image.
+    pub extent_size: Option<ExtentSize>,
+    /// Whether a filesystem that a program has written to the raw block volume may be adopted.
+    adopts_filesystem: bool,
     /// The number of takeovers of its pool with which its image was verified.
     takeovers: u32,
     access_modes: Vec<AccessMode>,
@@ -137,7 +141,7 @@ impl Volume {
         {
             return Err(Unusable::Moving);
         }
-        let content = match object.spec.access_type {
+        let content = match object.access_type() {
             AccessType::Block => Content::Block,
             AccessType::Filesystem => {
                 let filesystem = status.filesystem.as_ref().ok_or(Unusable::NotReady)?;
@@ -161,6 +165,8 @@ impl Volume {
             content,
             provisioning: object.admitted_attributes().provisioning,
             io_limits: object.admitted_attributes().io_limits,
+            extent_size: object.spec.extent_size,
+            adopts_filesystem: object.spec.adopt_filesystem,
             takeovers: status.takeovers,
             access_modes: object.spec.access_modes.clone(),
         })
@@ -174,6 +180,13 @@ impl Volume {
         } else {
             Err(Unusable::NotVerified)
         }
+    }
+
+    /// Whether the volume supports a usage as soon as the filesystem in it is adopted.
+    pub fn awaits_adoption(&self, usage: &Usage) -> bool {
+        self.adopts_filesystem
+            && self.serves(usage.access_mode)
+            && self.supports(usage) == Err(Unusable::NoFilesystem)
     }
 
     /// Checks that the volume supports a usage (NSV-08, NPV-09). Fails with the first difference.
@@ -196,11 +209,14 @@ impl Volume {
             (Content::Block, AccessType::Block, _)
             | (Content::Filesystem { .. }, AccessType::Filesystem, _) => {}
         }
-        let mut made_for = self.access_modes.iter();
-        if !made_for.any(|made| made.serves(usage.access_mode)) {
+        if !self.serves(usage.access_mode) {
             return Err(Unusable::AccessMode(usage.access_mode));
         }
         Ok(())
+    }
+
+    fn serves(&self, mode: AccessMode) -> bool {
+        self.access_modes.iter().any(|made| made.serves(mode))
     }
 
     /// Checks that the volume is the one that a PersistentVolume was made for, if that names an
@@ -323,6 +339,35 @@ mod tests {
             ..usage()
         };
         assert_eq!(volume.supports(&block), Ok(()));
+    }
+
+    #[test]
+    fn a_raw_block_volume_of_a_class_that_adopts_filesystems_awaits_that_until_it_has_one() {
+        let mut object = ready_volume();
+        let filesystem = object.status.as_mut().unwrap().filesystem.take();
+        (object.spec.access_type, object.spec.filesystem) = (AccessType::Block, None);
+        let awaits = |object: &PoolVolume, usage: &Usage| {
+            let volume = Volume::read(object).unwrap();
+            (
+                volume.awaits_adoption(usage),
+                volume.supports(usage).is_ok(),
+            )
+        };
+        assert_eq!(awaits(&object, &usage()), (false, false));
+        object.spec.adopt_filesystem = true;
+        assert_eq!(awaits(&object, &usage()), (true, false));
+        let block = Usage {
+            access_type: AccessType::Block,
+            ..usage()
+        };
+        assert_eq!(awaits(&object, &block), (false, true));
+        let mut readable = object.clone();
+        readable.spec.access_modes = vec![AccessMode::SingleNodeReaderOnly];
+        assert_eq!(awaits(&readable, &usage()), (false, false));
+
+        object.status.as_mut().unwrap().filesystem = filesystem;
+        assert_eq!(awaits(&object, &usage()), (false, true));
+        assert_eq!(awaits(&object, &block), (false, false));
     }
 
     #[test]

@@ -194,7 +194,7 @@ impl ExpandVolume {
     /// Fails if the volume does not support the capability of the request (CEV-05).
     pub fn check(&self, volume: &PoolVolume) -> Result<(), Error> {
         let way = self.way.as_ref();
-        match way.and_then(|way| difference(way, &volume.spec)) {
+        match way.and_then(|way| difference(way, volume)) {
             Some(difference) => Err(Error::OtherWay { difference }),
             None => Ok(()),
         }

@@ -25,6 +25,7 @@ mod moves;
 mod node_service;
 mod orphans;
 mod pools;
+mod raw_filesystem;
 mod replaced;
 mod size;
 mod snapshots;

@@ -84,6 +84,7 @@ impl Node {
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: None,
             extent_size: None,
+            adopt_filesystem: false,
             access_modes: vec![AccessMode::SingleNodeMultiWriter],
             attributes: VolumeAttributes::default(),
             content_source: source,

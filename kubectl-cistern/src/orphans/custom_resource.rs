@@ -56,6 +56,7 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         filesystem: identity.filesystem,
         mkfs_options: None,
         extent_size: None,
+        adopt_filesystem: false,
         // This mode includes the other supported modes.
         access_modes: vec![AccessMode::SingleNodeMultiWriter],
         attributes: VolumeAttributes {

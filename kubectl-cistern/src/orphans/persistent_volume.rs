@@ -46,7 +46,7 @@ pub fn of(volume: &PoolVolume, class: &str, claim: Option<&ClaimReference>) -> P
         .as_ref()
         .and_then(|status| status.size)
         .unwrap_or(spec.size);
-    let mode = match spec.access_type {
+    let mode = match volume.access_type() {
         AccessType::Filesystem => "Filesystem",
         AccessType::Block => "Block",
     };

@@ -26,6 +26,8 @@ pub struct NewVolume {
     pub mkfs_options: MkfsOptions,
     /// The extent size hint of the image; None for the default of the kernel.
     pub extent_size: Option<ExtentSize>,
+    /// Whether the filesystem that a program writes to the raw block volume may be adopted.
+    pub adopt_filesystem: bool,
     /// Access modes, sorted and without duplicates.
     pub access_modes: Vec<AccessMode>,
     /// The StoragePools that it may come from.
@@ -103,6 +105,7 @@ impl NewVolume {
                 filesystem: self.filesystem,
                 mkfs_options: self.mkfs_options(),
                 extent_size: self.extent_size,
+                adopt_filesystem: self.adopt_filesystem,
                 access_modes: self.access_modes.clone(),
                 attributes: self.attributes,
                 content_source,
@@ -201,6 +204,7 @@ pub(crate) mod tests {
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: MkfsOptions::default(),
             extent_size: None,
+            adopt_filesystem: false,
             access_modes: vec![AccessMode::SingleNodeWriter],
             pools: PoolNames::only("fast"),
             attributes: VolumeAttributes::default(),

@@ -356,8 +356,8 @@ fn of_volume(reference: &SourceReference, volume: &PoolVolume) -> Result<Source,
         node: spec.node_name.clone(),
         pool: spec.pool_name.clone(),
         size: made.size,
-        access_type: spec.access_type,
-        filesystem: spec.filesystem,
+        access_type: volume.access_type(),
+        filesystem: volume.filesystem_type(),
         snapshot: None,
     })
 }

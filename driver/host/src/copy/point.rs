@@ -28,7 +28,7 @@ impl Folder {
     /// Makes the copy of a volume its point. It is complete and synced.
     pub(super) fn keep(&self, system: &dyn System, volume: &Uid) -> io::Result<()> {
         let folder = self.0.as_fd();
-        system.replace(folder, volume.as_ref(), name(volume).as_ref())?;
+        system.replace(folder, volume.as_ref(), folder, name(volume).as_ref())?;
         system.sync(folder)
     }
 }

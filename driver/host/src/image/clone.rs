@@ -69,27 +69,9 @@ impl Pool {
         match original {
             Content::Block => Ok(Content::Block),
             Content::Filesystem { filesystem, uuid } => {
-                self.verify_filesystem(image.as_fd(), &source.uid, (filesystem, uuid))?;
-                let own = self.make_own(image.as_fd(), request, (filesystem, uuid), progress);
-                let own = own.map_err(|error| match error {
-                    check::Error::Damaged { report } => Error::Damaged {
-                        uid: source.uid.clone(),
-                        filesystem,
-                        report,
-                    },
-                    check::Error::TooLarge { report } => Error::TooLargeToCheck {
-                        uid: source.uid.clone(),
-                        report,
-                    },
-                    check::Error::Failed(cause) => {
-                        self.no_space_or("make a filesystem of its own", name, cause)
-                    }
-                })?;
-                self.verify_filesystem(image.as_fd(), name, (filesystem, own))?;
-                Ok(Content::Filesystem {
-                    filesystem,
-                    uuid: own,
-                })
+                let found = (filesystem, uuid);
+                self.verify_filesystem(image.as_fd(), &source.uid, found)?;
+                self.make_own(image, &source.uid, found, request.size, progress)
             }
         }
     }
@@ -164,15 +146,54 @@ impl Pool {
         Err(Error::FilesystemConflict { uid, why })
     }
 
-    /// Gives a cloned filesystem a UUID of its own, which is returned, and the size of the volume.
-    fn make_own(
+    /// Gives the filesystem in an unfinished copy of an image a UUID of its own, and the size of the volume.
+    pub(super) fn make_own(
+        &self,
+        image: &Unfinished<'_>,
+        source: &Uid,
+        (filesystem, uuid): (FilesystemType, Uuid),
+        size: Bytes,
+        progress: Progress<'_>,
+    ) -> Result<Content, Error> {
+        let (file, name) = (image.as_fd(), image.uid());
+        let renewed = self.renew(file, name, (filesystem, uuid), size, progress);
+        let uuid = renewed.map_err(|error| self.not_checked(error, source, image, filesystem))?;
+        self.verify_filesystem(file, name, (filesystem, uuid))?;
+        Ok(Content::Filesystem { filesystem, uuid })
+    }
+
+    /// Maps the error of a check or of growth in an unfinished copy of an image.
+    pub(super) fn not_checked(
+        &self,
+        error: check::Error,
+        source: &Uid,
+        image: &Unfinished<'_>,
+        filesystem: FilesystemType,
+    ) -> Error {
+        let uid = source.clone();
+        match error {
+            check::Error::Damaged { report } => Error::Damaged {
+                uid,
+                filesystem,
+                report,
+            },
+            check::Error::TooLarge { report } => Error::TooLargeToCheck { uid, report },
+            check::Error::Failed(cause) => {
+                self.no_space_or("make a filesystem of its own", image.uid(), cause)
+            }
+        }
+    }
+
+    /// Returns the UUID that the filesystem has now.
+    fn renew(
         &self,
         file: BorrowedFd<'_>,
-        request: &ImageRequest,
+        name: &Uid,
         (filesystem, uuid): (FilesystemType, Uuid),
+        size: Bytes,
         progress: Progress<'_>,
     ) -> Result<Uuid, check::Error> {
-        let (system, name) = (&*self.system, &request.uid);
+        let system = &*self.system;
         let new = Uuid::new_v4();
         match filesystem {
             FilesystemType::Ext4 => {
@@ -180,14 +201,14 @@ impl Pool {
                 return Ok(uuid);
             }
             FilesystemType::Xfs => {
-                detached::grow(system, file, name, filesystem, request.size)?;
+                detached::grow(system, file, name, filesystem, size)?;
                 renew::xfs(system, file, new)?;
             }
             FilesystemType::Btrfs => {
                 renew::btrfs(system, file, new).map_err(Cause::from)?;
                 let found = superblock::read(system, file).map_err(Cause::from)?;
-                if found.is_none_or(|found| found.size < request.size) {
-                    detached::grow(system, file, name, filesystem, request.size)?;
+                if found.is_none_or(|found| found.size < size) {
+                    detached::grow(system, file, name, filesystem, size)?;
                 }
             }
         }

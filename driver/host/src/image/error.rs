@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cistern_types::FilesystemType;
 
-use super::{FilesystemConflict, IdentityConflict};
+use super::{FilesystemConflict, IdentityConflict, NotAdoptable};
 use crate::{cause::Cause, check, id::Uid, pool};
 
 /// Why an operation on an image failed.
@@ -70,6 +70,14 @@ pub enum Error {
         uid: Uid,
         /// What differs.
         why: FilesystemConflict,
+    },
+    /// The content of a raw block volume is not a filesystem that can be adopted.
+    #[error("image {uid} is not adopted as a filesystem: {why}; it is not changed")]
+    NotAdoptable {
+        /// Name of the image.
+        uid: Uid,
+        /// What is in the way.
+        why: NotAdoptable,
     },
     /// The filesystem is damaged and needs a manual repair.
     #[error(

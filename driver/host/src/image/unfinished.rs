@@ -60,6 +60,11 @@ impl<'a> Unfinished<'a> {
         self.file.as_fd()
     }
 
+    /// Returns the name that the image gets.
+    pub(crate) fn uid(&self) -> &Uid {
+        self.uid
+    }
+
     /// Writes the identity and syncs the file.
     pub(crate) fn identify(&self, identity: &Identity) -> io::Result<()> {
         identity.write(&*self.pool.system, self.as_fd())
@@ -72,6 +77,16 @@ impl<'a> Unfinished<'a> {
         let name = self.uid.as_ref();
         pool.system.rename(temporary, name, images, name)?;
         self.location = Location::Images;
+        Ok(())
+    }
+
+    /// Moves the file over the image of its name, which it is a changed copy of.
+    pub(crate) fn replace(mut self) -> io::Result<()> {
+        let pool = self.pool;
+        let (temporary, images) = (pool.temporary.as_fd(), pool.images.as_fd());
+        let name = self.uid.as_ref();
+        pool.system.replace(temporary, name, images, name)?;
+        self.location = Location::Kept;
         Ok(())
     }
 

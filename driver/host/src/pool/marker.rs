@@ -329,7 +329,7 @@ fn replace(
     marker: Marker,
 ) -> io::Result<Marker> {
     prepare(system, directory, &marker)?;
-    system.replace(directory, NEW_NAME.as_ref(), NAME.as_ref())?;
+    system.replace(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
     system.sync(directory)?;
     let text = |marker: &Marker| {
         let owner = marker.owner.as_ref().map(ToString::to_string);

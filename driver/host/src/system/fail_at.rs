@@ -124,8 +124,14 @@ impl Files for FailAt {
         self.next()?.rename(from, name, to, new_name)
     }
 
-    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()> {
-        self.next()?.replace(directory, name, replaced)
+    fn replace(
+        &self,
+        from: BorrowedFd<'_>,
+        name: &OsStr,
+        to: BorrowedFd<'_>,
+        replaced: &OsStr,
+    ) -> io::Result<()> {
+        self.next()?.replace(from, name, to, replaced)
     }
 
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {

@@ -135,8 +135,14 @@ pub trait Files {
         to: BorrowedFd<'_>,
         new_name: &OsStr,
     ) -> io::Result<()>;
-    /// Renames a file over another one in the same directory.
-    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()>;
+    /// Renames a file over another one.
+    fn replace(
+        &self,
+        from: BorrowedFd<'_>,
+        name: &OsStr,
+        to: BorrowedFd<'_>,
+        replaced: &OsStr,
+    ) -> io::Result<()>;
     /// Lists the names in a directory, sorted.
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>>;
     /// Returns the status of a file.

@@ -87,7 +87,10 @@ fn digest(machine: &Machine) -> String {
     let pools = inventory.pools.iter().map(|pool| {
         let images = pool.images.iter().map(|image| {
             let identity = image.identity.as_ref();
-            let identity = identity.map(|it| (it.owner.to_string(), it.provisioning));
+            let identity = identity.map(|it| {
+                let filesystem = it.content.filesystem();
+                (it.owner.to_string(), filesystem, it.provisioning)
+            });
             // A mounted ext4 initializes its inode tables some time later, which punches small holes.
             // The agent allocates them again at its next reconcile.
             let is_allocated = image.allocated.0 >= image.size.0 / 10 * 9;
@@ -181,6 +184,9 @@ fn loops_after(step: Step) -> usize {
         | Step::Pass
         | Step::Promote
         | Step::DismissPass
+        | Step::PrepareRaw
+        | Step::AdoptFilesystem
+        | Step::DismissRaw
         | Step::Remove => 1,
         Step::SnapshotFrozen
         | Step::Stage
@@ -219,6 +225,7 @@ fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
             | Step::Receive
             | Step::Pass
             | Step::Promote
+            | Step::AdoptFilesystem
     ) {
         return 1;
     }
@@ -546,6 +553,22 @@ fn walk_pass(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
+/// A filesystem that a program has written to a raw block volume is adopted.
+fn walk_filesystem_adoption(fault: Fault) {
+    let machine = Machine::new();
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    let anew = || {
+        no_fault(Step::DismissRaw);
+        no_fault(Step::PrepareRaw);
+    };
+    walk(&machine, Step::AdoptFilesystem, fault, || expectation, anew);
+    no_fault(Step::DismissRaw);
+    reaches(&machine, &empty, "nothing left");
+}
+
 /// A pool is created on a device, which is blank again each time.
 fn walk_device(fault: Fault) {
     let machine = Machine::new();
@@ -611,6 +634,16 @@ fn r15_an_error_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt
 #[test]
 fn r2_death_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
     walk_pass(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_that_adopts_a_filesystem_is_recovered_by_the_next_attempt() {
+    walk_filesystem_adoption(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_that_adopts_a_filesystem_is_recovered_by_the_next_attempt() {
+    walk_filesystem_adoption(Fault::Kill);
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod parts;
 mod passes;
 mod pool;
 mod power;
+mod raw_filesystem;
 mod replaced;
 mod scenario;
 mod snapshot;

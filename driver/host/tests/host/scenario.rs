@@ -12,9 +12,9 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest, Expectation,
-    ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
-    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid,
+    AdoptionRequest, BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest,
+    Expectation, ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest,
+    Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid,
     copy::{CopyRequest, PromotedVolume},
     pool::Owner,
 };
@@ -100,6 +100,11 @@ pub(crate) enum Step {
     Pass,
     Promote,
     DismissPass,
+    /// Creates a raw block volume that has an XFS, adopts it, and removes the volume. Faults are injected only into
+    /// `AdoptFilesystem`.
+    PrepareRaw,
+    AdoptFilesystem,
+    DismissRaw,
     /// Removes the volume.
     Remove,
     /// Removes the pool.
@@ -296,13 +301,7 @@ pub(crate) fn run(
             stage(&pool, &volume.uid, &staging)?;
             pool.grow_image(&volume.uid, GROWN)?;
         }
-        Step::Expand => drop(open(Bytes::gib(1))?.expand(&ExpandRequest {
-            image: &online_volume().uid,
-            filesystem: online_volume().filesystem,
-            path: &staging,
-            required: GROWN,
-            limit: None,
-        })?),
+        Step::Expand => expand(&open(Bytes::gib(1))?, &staging)?,
         Step::Dismiss => {
             root.unstage(&staging)?;
             open(Bytes::gib(1))?.remove_image(&online_volume().uid)?;
@@ -352,6 +351,9 @@ pub(crate) fn run(
         Step::PreparePass | Step::Pass | Step::Promote | Step::DismissPass => {
             pass(step, &root, &open_again(&root, expectation)?, folder)?;
         }
+        Step::PrepareRaw | Step::AdoptFilesystem | Step::DismissRaw => {
+            adopt_filesystem(step, &open_again(&root, expectation)?, folder)?;
+        }
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -359,6 +361,17 @@ pub(crate) fn run(
         Step::RemovePool => root.remove_pool(&pool(Bytes::gib(1)), expectation)?,
     }
     Ok(())
+}
+
+fn expand(pool: &Pool, staging: &Path) -> Result<(), cistern_host::grow::Error> {
+    let expanded = pool.expand(&ExpandRequest {
+        image: &online_volume().uid,
+        filesystem: online_volume().filesystem,
+        path: staging,
+        required: GROWN,
+        limit: None,
+    });
+    expanded.map(drop)
 }
 
 /// Takes a step of a restore.
@@ -448,6 +461,42 @@ fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<d
             if point != fs::read(path_in(folder, "images", second.as_str()))? {
                 return Err("the point differs from the snapshot".into());
             }
+        }
+    }
+    Ok(())
+}
+
+/// Takes a step of the adoption of a filesystem. The raw block volume is larger than that.
+fn adopt_filesystem(step: Step, pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let raw = ImageRequest {
+        size: GROWN,
+        provisioning: Provisioning::Thin,
+        ..device(folder)
+    };
+    match step {
+        Step::DismissRaw => pool.remove_image(&raw.uid)?,
+        Step::PrepareRaw => {
+            pool.create_image(&raw)?;
+            let original = pool.create_image(&online_volume())?;
+            let path = |uid: &Uid| path_in(folder, "images", uid.as_str());
+            let mut from = fs::File::open(path(&original.uid))?;
+            let mut to = fs::File::options().write(true).open(path(&raw.uid))?;
+            std::io::copy(&mut from, &mut to)?;
+            to.sync_all()?;
+            pool.remove_image(&original.uid)?;
+        }
+        _ => {
+            let request = AdoptionRequest {
+                image: &raw.uid,
+                volume: &raw.volume,
+                filesystem: Some(FilesystemType::Xfs),
+                extent_size: None,
+                extent_limits: ExtentLimits::number(u64::MAX),
+            };
+            let adopted = pool.adopt_filesystem(&request, &|_| {})?;
+            let Some(Content::Filesystem { .. }) = adopted.identity.map(|it| it.content) else {
+                return Err("the filesystem is not adopted".into());
+            };
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 48] = [
+const STEPS: [Step; 51] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -67,6 +67,9 @@ const STEPS: [Step; 48] = [
     Step::Pass,
     Step::Promote,
     Step::DismissPass,
+    Step::PrepareRaw,
+    Step::AdoptFilesystem,
+    Step::DismissRaw,
     Step::Remove,
     Step::RemovePool,
 ];

@@ -1,4 +1,4 @@
-//! Stages a volume whose filesystem must be checked in full, or grown, before it is mounted.
+//! Stages a volume whose filesystem must be checked in full, grown, or adopted before it is mounted.
 //!
 //! ```text
 //! stage ─▶ needs a check ─▶ waits for its turn, runs as long as it takes ─▶ outcome
@@ -12,13 +12,17 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::Explanation;
-use cistern_host::{Checking, Content, grow};
+use cistern_crds::{AccessType, Explanation, FilesystemType};
+use cistern_host::{AdoptionRequest, Checking, Content, Pool, grow, image, mounting as host};
 use tokio::time::timeout;
 
 use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage::stage_request};
-use crate::agent::checks::{self, CheckOutcome, Ticket};
-use crate::blocking::{on_host, to_its_end};
+use crate::{
+    agent::checks::{self, CheckOutcome, CheckTurn, Ticket},
+    blocking::{on_host, to_its_end},
+    locks::VolumeGuard,
+    usage::Volume,
+};
 
 /// How long a call waits for a check. Most checks are shorter.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -70,7 +74,10 @@ impl Mounter {
                 }
             }
         };
-        if let CheckOutcome::Unfit(why) = &outcome {
+        // A raw block volume whose content is not adopted stays usable as it is.
+        if let CheckOutcome::Unfit(why) = &outcome
+            && !self.is_raw_block(&request.volume)
+        {
             agent.observations.damaged(&request.volume, why.clone());
         }
         if let Some(ticket) = Arc::into_inner(ticket) {
@@ -97,11 +104,16 @@ impl Mounter {
         // Reads the volume again, because the wait may have taken hours.
         let volume = self.volume_for_pod(&request.volume).await?;
         let pool = self.pool(&volume).await?;
+        ticket.run((agent.node.now)());
+        agent.enqueue(&request.volume);
+        if volume.awaits_adoption(&request.usage) {
+            let filesystem = request.usage.filesystem;
+            let adopted = self.adopt((turn, guard), pool, volume, filesystem, Arc::clone(ticket));
+            return adopted.await.map(Ok);
+        }
         let Content::Filesystem { filesystem, uuid } = volume.content else {
             return Ok(Ok(()));
         };
-        ticket.run((agent.node.now)());
-        agent.enqueue(&request.volume);
         let (id, ticket, request) = (request.volume.clone(), Arc::clone(ticket), request.clone());
         let checked = on_host((turn, guard), move || {
             let options = request.usage.options(filesystem)?;
@@ -118,6 +130,59 @@ impl Mounter {
         checked
             .await
             .map_err(|source| Error::Broken { volume: id, source })?
+    }
+
+    /// Adopts the filesystem in a raw block volume. The reconcile of the volume reports it then.
+    async fn adopt(
+        &self,
+        held: (CheckTurn, VolumeGuard),
+        pool: Arc<Pool>,
+        volume: Volume,
+        filesystem: Option<FilesystemType>,
+        ticket: Arc<Ticket>,
+    ) -> Result<(), Error> {
+        let (agent, id) = (Arc::clone(&self.agent), volume.name.clone());
+        let spec = agent.pools.usable(&volume.pool).map(|(state, _)| state);
+        let extent_limits = match spec {
+            Ok(state) => state.spec.limits.extents(),
+            Err(unavailable) => {
+                let (volume, why) = (id, unavailable.into());
+                return Err(Error::Refused { volume, why });
+            }
+        };
+        let adopted = on_host(held, move || {
+            let progress = |percent| {
+                if ticket.reached(percent) {
+                    agent.enqueue(&volume.name);
+                }
+            };
+            let request = AdoptionRequest {
+                image: &volume.image,
+                volume: &volume.name,
+                filesystem,
+                extent_size: volume.extent_size,
+                extent_limits,
+            };
+            let adopted = pool.adopt_filesystem(&request, &progress)?;
+            let content = adopted.identity.map(|identity| identity.content);
+            tracing::info!(
+                volume = volume.name,
+                ?content,
+                "adopted the filesystem of a raw block volume"
+            );
+            Ok::<_, image::Error>(())
+        });
+        let adopted = adopted
+            .await
+            .map_err(|source| Error::Broken { volume: id, source })?;
+        Ok(adopted.map_err(host::Error::from)?)
+    }
+
+    /// Whether a volume is a raw block device to pods now.
+    fn is_raw_block(&self, volume: &str) -> bool {
+        let object = self.agent.desired.volume(volume);
+        let volume = object.as_deref().and_then(crate::agent::desired::readable);
+        volume.is_some_and(|volume| volume.access_type() == AccessType::Block)
     }
 
     /// The namespace of a volume's claim; empty if it is unknown.

@@ -34,6 +34,12 @@ pub enum Error {
         /// Progress of the check.
         why: String,
     },
+    /// It is a raw block volume whose filesystem is not adopted yet.
+    #[error("the filesystem in volume {volume} is not adopted yet")]
+    NotAdopted {
+        /// The volume id.
+        volume: String,
+    },
     /// The check of its filesystem failed.
     #[error("the filesystem of volume {volume} could not be checked: {why}")]
     NotChecked {
@@ -127,22 +133,22 @@ pub enum Refusal {
         /// The requested access mode.
         mode: AccessMode,
     },
-    /// An administrator must repair its filesystem.
+    /// An administrator must repair its filesystem, or it has none that can be adopted.
     #[error("{0}")]
     Unfit(Explanation),
 }
 
 impl Error {
-    /// Whether a volume was not staged because its filesystem has to be checked first.
+    /// Whether a volume was not staged because its filesystem has to be checked or adopted first.
     pub(super) fn needs_check(&self) -> bool {
         matches!(
             self,
-            Self::Host(host::Error::Image(image::Error::CheckNeeded { .. }))
+            Self::NotAdopted { .. }
+                | Self::Host(host::Error::Image(image::Error::CheckNeeded { .. }))
         )
     }
 
-    /// The reason why an administrator must repair a filesystem before it is staged; None for any
-    /// other error.
+    /// The reason why an administrator must act before a filesystem is staged; None for any other error.
     pub(super) fn unfit(&self) -> Option<Reason> {
         match self {
             Self::Host(host::Error::Image(image::Error::Damaged { .. })) => {
@@ -150,6 +156,9 @@ impl Error {
             }
             Self::Host(host::Error::Image(image::Error::TooLargeToCheck { .. })) => {
                 Some(Reason::TooLargeToCheck)
+            }
+            Self::Host(host::Error::Image(image::Error::NotAdoptable { .. })) => {
+                Some(Reason::FilesystemConflict)
             }
             _ => None,
         }

@@ -38,6 +38,11 @@ impl Mounter {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume_for_pod(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
+        if volume.awaits_adoption(&request.usage) {
+            let id = request.volume;
+            let not_adopted = Err(Error::NotAdopted { volume: id.clone() });
+            return with_check(&id, not_adopted, self.agent.checks.take(&id)).map(drop);
+        }
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.staging, why));
         }

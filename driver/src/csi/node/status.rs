@@ -41,7 +41,9 @@ impl IntoStatus for mounting::Error {
 
 fn code(error: &mounting::Error) -> Code {
     match error {
-        mounting::Error::Busy { .. } | mounting::Error::Checking { .. } => Code::Aborted,
+        mounting::Error::Busy { .. }
+        | mounting::Error::Checking { .. }
+        | mounting::Error::NotAdopted { .. } => Code::Aborted,
         mounting::Error::Unfinished { .. } => Code::DeadlineExceeded,
         mounting::Error::NotFound { .. } => Code::NotFound,
         mounting::Error::Starting | mounting::Error::Api { .. } => Code::Unavailable,
@@ -93,6 +95,7 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::StallTooLong { .. }
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
+            | image::Error::NotAdoptable { .. }
             | image::Error::Damaged { .. }
             | image::Error::CheckNeeded { .. }
             | image::Error::TooLargeToCheck { .. }

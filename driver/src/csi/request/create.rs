@@ -51,6 +51,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             filesystem,
             mkfs_options,
             extent_size: parameters.extent_size,
+            adopt_filesystem: parameters.adopt_filesystem && access_type == AccessType::Block,
             access_modes: access_modes(&capabilities),
             pools: parameters.pools,
             attributes,

@@ -237,6 +237,20 @@ fn cv_05_several_ways_to_use_a_volume_are_kept_in_order_and_each_once() {
 }
 
 #[test]
+fn only_a_raw_block_volume_adopts_a_filesystem_and_only_if_its_class_says_so() {
+    let adopts = |value: &str, capability: v1::VolumeCapability| {
+        let parameters = pairs(&[("pool", "fast"), ("adoptFilesystem", value)]);
+        let read = read(|r| (r.parameters, r.volume_capabilities) = (parameters, vec![capability]));
+        Ok::<_, Error>(read?.adopt_filesystem)
+    };
+    let mount = || mount("", Mode::SingleNodeWriter);
+    assert!(adopts("true", block()).unwrap());
+    assert!(!adopts("true", mount()).unwrap());
+    assert!(!adopts("false", block()).unwrap());
+    assert!(adopts("yes", block()).is_err());
+}
+
+#[test]
 fn a_raw_block_volume_has_no_filesystem_also_where_its_class_names_one() {
     let wanted = read(|r| {
         r.volume_capabilities = vec![block()];

@@ -129,16 +129,19 @@ impl ValidateVolumeCapabilities {
         if self.image.is_some() && self.image.as_ref() != image {
             return Some(Mismatch::Image);
         }
-        let mut differences = capabilities.iter().filter_map(|way| difference(way, spec));
+        let mut differences = capabilities
+            .iter()
+            .filter_map(|way| difference(way, volume));
         differences.next().map(Mismatch::Capability)
     }
 }
 
 /// Why a volume does not support a capability; None if it does.
-pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<Difference> {
-    if way.access_type != spec.access_type {
-        Some(Difference::AccessType(spec.access_type))
-    } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
+pub(super) fn difference(way: &Capability, volume: &PoolVolume) -> Option<Difference> {
+    let (spec, access_type) = (&volume.spec, volume.access_type());
+    if way.access_type != access_type {
+        Some(Difference::AccessType(access_type))
+    } else if way.filesystem.is_some() && way.filesystem != volume.filesystem_type() {
         Some(Difference::Filesystem)
     } else if !spec.serves(way.access_mode) {
         Some(Difference::AccessModes(spec.access_modes.clone()))

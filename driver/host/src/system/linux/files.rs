@@ -79,8 +79,14 @@ impl Files for Linux {
         )?)
     }
 
-    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()> {
-        Ok(renameat(directory, name, directory, replaced)?)
+    fn replace(
+        &self,
+        from: BorrowedFd<'_>,
+        name: &OsStr,
+        to: BorrowedFd<'_>,
+        replaced: &OsStr,
+    ) -> io::Result<()> {
+        Ok(renameat(from, name, to, replaced)?)
     }
 
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {

@@ -1,6 +1,6 @@
 //! Whether an image on the disk is the volume's. Pure.
 
-use cistern_crds::PoolVolume;
+use cistern_crds::{HasImage as _, PoolVolume};
 use cistern_host::Owner;
 use kube::ResourceExt as _;
 
@@ -53,7 +53,12 @@ fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
     if image.size < expected {
         return Err(image.differs("size", image.size.to_string(), expected.to_string()));
     }
-    image.holds(spec.access_type, spec.filesystem)
+    let may_be_adopted = spec.adopt_filesystem && volume.filesystem().is_none();
+    if may_be_adopted && image.filesystem.is_some() {
+        // It was adopted, and the status does not report that yet.
+        return Ok(());
+    }
+    image.holds(volume.access_type(), volume.filesystem_type())
 }
 
 #[cfg(test)]
@@ -96,6 +101,31 @@ mod tests {
             filesystem.uuid = "33333333-3333-4333-8333-333333333333".into();
         });
         assert_eq!(other_filesystem, Err(Reason::FilesystemConflict));
+    }
+
+    #[test]
+    fn a_filesystem_in_the_image_of_a_raw_block_volume_is_its_own_if_the_spec_permits_it() {
+        let mut volume = ready_volume();
+        let filesystem = volume.status.as_mut().unwrap().filesystem.take();
+        (volume.spec.access_type, volume.spec.filesystem) = (AccessType::Block, None);
+        let image = image_of_volume();
+        assert!(is_the_same(&volume, &image).is_err());
+        volume.spec.adopt_filesystem = true;
+        assert_eq!(is_the_same(&volume, &image), Ok(()));
+        let raw = Image {
+            access_type: AccessType::Block,
+            filesystem: None,
+            ..image.clone()
+        };
+        assert_eq!(is_the_same(&volume, &raw), Ok(()));
+
+        // Once it is reported, the volume has that filesystem and no other.
+        volume.status.as_mut().unwrap().filesystem = filesystem;
+        assert_eq!(is_the_same(&volume, &image), Ok(()));
+        assert!(is_the_same(&volume, &raw).is_err());
+        let mut other = image;
+        other.filesystem.as_mut().unwrap().uuid = "33333333-3333-4333-8333-333333333333".into();
+        assert!(is_the_same(&volume, &other).is_err());
     }
 
     #[test]
