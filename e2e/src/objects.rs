@@ -1,5 +1,7 @@
 //! Objects of a cluster that tests write in place of an administrator, kubelet and the agents.
 
+use std::net::SocketAddr;
+
 use cistern_crds::{
     PoolVolume, PoolVolumeSpec, names, testing::volume_spec, volume::ClaimReference,
 };
@@ -74,8 +76,9 @@ pub async fn create_class(client: &Client, name: &str, pool: &str) {
     create(&class, ours).await;
 }
 
-/// Creates a Node where the driver is registered, and the pod of its agent, which is ready.
-pub async fn create_node(client: &Client, name: &str, agent: &str) {
+/// Creates a Node where the driver is registered, and the pod of its agent, which is ready and sends to other nodes at
+/// this address, if any.
+pub async fn create_node(client: &Client, name: &str, agent: &str, transfer: Option<SocketAddr>) {
     let node: Api<Node> = Api::all(client.clone());
     let labels = json!({names::TOPOLOGY_KEY: names::topology_value(name)});
     create(&node, json!({"metadata": {"name": name, "labels": labels}})).await;
@@ -88,17 +91,31 @@ pub async fn create_node(client: &Client, name: &str, agent: &str) {
         json!({"metadata": {"name": name}, "spec": registered}),
     )
     .await;
+    // No controller manager removes the taint of a new Node.
+    change(&node, name, json!({"spec": {"taints": null}})).await;
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let ports: Vec<Value> = transfer
+        .iter()
+        .map(|at| json!({"name": names::TRANSFER_PORT, "containerPort": at.port()}))
+        .collect();
     let pod = json!({
         "metadata": {
             "name": agent,
             "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT},
         },
-        "spec": {"nodeName": name, "containers": [{"name": "driver", "image": "x"}]},
+        "spec": {
+            "nodeName": name,
+            "containers": [{"name": "driver", "image": "x", "ports": ports}],
+        },
     });
     create(&pods, pod).await;
-    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-    write_status(&pods, agent, ready).await;
+    let mut status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    if let Some(at) = transfer {
+        let ip = at.ip().to_string();
+        status["podIP"] = json!(ip);
+        status["podIPs"] = json!([{"ip": ip}]);
+    }
+    write_status(&pods, agent, status).await;
 }
 
 /// Creates a volume of 1 GiB that is ready, for the claim `data-NUMBER`.

@@ -124,7 +124,7 @@ async fn a_filesystem_in_a_raw_block_volume_is_adopted_by_the_pod_that_mounts_it
 
 #[tokio::test]
 async fn an_adoption_whose_report_was_lost_with_its_agent_is_reported_by_the_next_one() {
-    let mut node = Fixture::start("agent-adopted").await;
+    let mut node = Fixture::start("agent-adoption-lost").await;
     let raw = node.restored_volume().await;
     let name = raw.name_any();
     {

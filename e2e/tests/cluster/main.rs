@@ -29,6 +29,7 @@ mod other_machine;
 mod parameters;
 mod placement;
 mod postgresql;
+mod raw_filesystem;
 mod relocation;
 mod restarts;
 mod restore;

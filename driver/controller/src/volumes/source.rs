@@ -1,6 +1,7 @@
 //! The source of a new volume.
 //!
-//! *Invariant:* a copy has the same kind of data as its source and is at least as large. It is created on the node and
+//! *Invariant:* a copy has the same kind of data as its source, unless it is a raw block volume made from the snapshot of
+//! a filesystem, and is at least as large. It is created on the node and
 //! in the pool of its source, or, if that node cannot take it, a snapshot is copied to another node. A later object
 //! with the source's name is not the source.
 
@@ -162,7 +163,10 @@ impl Source {
         }
         let mut completed = wanted.clone();
         completed.size.chosen = chosen;
-        completed.filesystem = self.filesystem;
+        completed.filesystem = match wanted.access_type {
+            AccessType::Filesystem => self.filesystem,
+            AccessType::Block => None,
+        };
         Ok(completed)
     }
 
@@ -256,15 +260,18 @@ impl Source {
                 self.pool, wanted.pools, self.pool
             ));
         }
-        match (self.access_type, wanted.access_type) {
-            (AccessType::Filesystem, AccessType::Block) => {
-                return Some("it has a filesystem, and a block device is asked for".to_owned());
+        match (self.access_type, wanted.access_type, self.reference.kind) {
+            (AccessType::Filesystem, AccessType::Block, SourceKind::Volume) => {
+                let why = "it has a filesystem, and a block device is asked for: take a snapshot, which can be restored to one";
+                return Some(why.to_owned());
             }
-            (AccessType::Block, AccessType::Filesystem) => {
+            (AccessType::Block, AccessType::Filesystem, _) => {
                 return Some("it is a block device, and a filesystem is asked for".to_owned());
             }
-            (AccessType::Filesystem, AccessType::Filesystem)
-            | (AccessType::Block, AccessType::Block) => {}
+            // A backup program reads the filesystem in a snapshot block by block.
+            (AccessType::Filesystem, AccessType::Block, SourceKind::Snapshot)
+            | (AccessType::Filesystem, AccessType::Filesystem, _)
+            | (AccessType::Block, AccessType::Block, _) => {}
         }
         match (self.filesystem, wanted.filesystem) {
             (Some(has), Some(asked)) if has != asked => Some(format!(

@@ -9,6 +9,8 @@
 //! | xfs | xfs_db on the file, after a mount has replayed the log | during that mount |
 //! | btrfs | in the superblocks, before any mount | during a mount |
 //!
+//! A raw block volume has the bytes of its source unchanged, also of a filesystem.
+//!
 //! *Invariant:* the source is only read, nothing is formatted, and no mount of a clone is visible:
 //! it is not attached to any mount namespace.
 
@@ -104,7 +106,8 @@ impl Pool {
         }
     }
 
-    /// Returns the content type of a source, if it matches the request.
+    /// Returns the content type of a copy of a source, if that matches the request. A raw block volume may be a copy of
+    /// anything.
     fn content_for(&self, source: &Reading, request: &ImageRequest) -> Result<Content, Error> {
         let differs = |why| Error::IdentityConflict {
             uid: source.image.uid.clone(),
@@ -117,6 +120,9 @@ impl Pool {
                 return Err(differs(IdentityConflict::OtherPool { pool }));
             }
         };
+        if request.filesystem.is_none() {
+            return Ok(Content::Block);
+        }
         let found = identity.content.filesystem();
         if found != request.filesystem {
             return Err(differs(IdentityConflict::OtherContent {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cistern_host::{
-    AdoptionRequest, BlockStageRequest, Content, Image, ImageRequest, Pool, Uid,
+    AdoptionRequest, BlockStageRequest, Content, Image, ImageRequest, Pool, SourceImage, Uid,
     image::{self, NotAdoptable},
 };
 use cistern_types::{Bytes, ExtentLimits, ExtentSize, FilesystemType, Provisioning};
@@ -122,6 +122,34 @@ fn a_filesystem_in_a_raw_block_volume_is_the_volumes_from_its_adoption_on() {
         assert!(blocks(&second) > blocks(&first), "{filesystem}");
         unstage(&machine, &original.uid, &first);
         unstage(&machine, &adopted.uid, &second);
+        must(pool.remove_image(&original.uid));
+        must(pool.remove_image(&adopted.uid));
+    }
+}
+
+#[test]
+fn a_filesystem_is_cloned_to_a_larger_raw_block_volume_byte_for_byte_and_adopted_there() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    for filesystem in FilesystemType::ALL {
+        let original = original(&machine, &pool, filesystem);
+        let clone = ImageRequest {
+            filesystem: None,
+            source: Some(SourceImage {
+                uid: original.uid.clone(),
+                extent_limits: ExtentLimits::number(u64::MAX),
+            }),
+            ..request("raw", SIZE, FilesystemType::Ext4, Provisioning::Thin)
+        };
+        let raw = must(pool.create_image(&clone));
+        assert_eq!(content(&raw), Content::Block);
+        let bytes = |image: &Image| fs::read(image_path(&machine, &image.uid)).unwrap();
+        let (before, copied) = (bytes(&original), bytes(&raw));
+        assert!(copied.starts_with(&before), "{filesystem}");
+        assert!(copied[before.len()..].iter().all(|byte| *byte == 0));
+        let adopted = must(adopt(&pool, &raw, None));
+        assert_eq!(content(&adopted).filesystem(), Some(filesystem));
+        assert!(bytes(&original) == before);
         must(pool.remove_image(&original.uid));
         must(pool.remove_image(&adopted.uid));
     }

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::{
     copies::RunningCopy,
-    route::{NotCopied, explanation, failed, route, unreachable},
+    route::{NotCopied, Route, explanation, failed, route, unreachable},
     wanted::{Origin, Wanted},
 };
 use crate::{agent::Agent, blocking::on_host, locks::VolumeGuard};
@@ -79,18 +79,29 @@ fn held(pool: &Pool, wanted: &Wanted, by: &Uid) -> Result<Held, image::Error> {
     ))
 }
 
+/// Does work on a pool. Its failure ends this attempt.
+async fn on_pool<T, E>(
+    pool: &Arc<Pool>,
+    work: impl FnOnce(&Pool) -> Result<T, E> + Send + 'static,
+) -> Result<T, NotCopied>
+where
+    T: Send + 'static,
+    E: std::error::Error + Send + 'static,
+{
+    let pool = Arc::clone(pool);
+    let done = on_host((), move || work(&pool)).await;
+    done.map_err(|error| failed(&error))?
+        .map_err(|error| failed(&error))
+}
+
 /// Receives what is left of a copy.
 async fn receive_rest(
     agent: &Agent,
     wanted: &Wanted,
     (pool, guard): (Arc<Pool>, VolumeGuard),
 ) -> Result<Received, NotCopied> {
-    let (found_in, sought) = (Arc::clone(&pool), wanted.clone());
-    let is_received = on_host((), move || sought.is_received(&found_in)).await;
-    let is_received = is_received
-        .map_err(|error| failed(&error))?
-        .map_err(|error| failed(&error))?;
-    if is_received {
+    let sought = wanted.clone();
+    if on_pool(&pool, move |pool| sought.is_received(pool)).await? {
         return Ok(Received::Complete);
     }
     let Some(route) = route(agent, wanted).await? else {
@@ -100,13 +111,9 @@ async fn receive_rest(
     let wanted = &permitted.map_err(|error| failed(&error))?;
     let by = wanted.moved_by().map_err(|error| failed(&error))?;
     let mut base = None;
-    if let Some(by) = &by {
-        let (found_in, sought, by) = (Arc::clone(&pool), wanted.clone(), by.clone());
-        let held = on_host((), move || held(&found_in, &sought, &by)).await;
-        let held = held
-            .map_err(|error| failed(&error))?
-            .map_err(|error| failed(&error))?;
-        match held {
+    if let Some(by) = by.clone() {
+        let sought = wanted.clone();
+        match on_pool(&pool, move |pool| held(pool, &sought, &by)).await? {
             Held::All => {
                 let (image, took) = (wanted.image.clone(), None);
                 return Ok(Received::Snapshot { image, took });
@@ -117,56 +124,72 @@ async fn receive_rest(
     let queued = agent.transfers.copies.queue(&wanted.volume);
     let _slot = agent.transfers.receiving.acquire().await;
     drop(queued);
-    let unreachable = |why: &str| unreachable(&route.node, wanted, why);
-    let peer = (route.address, route.key);
     let began = Instant::now();
-    let held = base.as_ref().map(Uid::as_str);
-    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, held).await;
-    let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
-    let original = fetch.original().clone();
-    if !wanted.is_offered(&original) {
-        return Err(unreachable("it offers another image"));
-    }
-    // More than what is reserved would take the space of others.
-    if original.size > wanted.reserved {
-        return Err(unreachable(
-            "it offers an image that is larger than the volume",
-        ));
-    }
-    let size = original.size;
+    let fetch = offered(agent, wanted, &route, base.as_ref()).await?;
+    let size = fetch.original().size;
     let is_pass = matches!(wanted.origin, Origin::Pass { .. });
     let request = CopyRequest {
         volume: wanted.copy.clone(),
-        original,
+        original: fetch.original().clone(),
         extent_size: wanted.extent_size,
         point_for: by.filter(|_| is_pass),
         // The source does not have it any more if it sends all data.
         base: base.filter(|_| fetch.base().is_some()),
     };
-    let opened = on_host((), move || pool.receive(&request)).await;
-    let incoming = opened
-        .map_err(|error| failed(&error))?
-        .map_err(|error| failed(&error))?;
-    let what = wanted.described(&route.node);
-    let (now, copies) = (agent.node.now, &agent.transfers.copies);
+    let incoming = on_pool(&pool, move |pool| pool.receive(&request)).await?;
     let extent = (incoming.written(), size);
-    let copy = copies.begin(&wanted.volume, what, extent, now());
-    tracing::info!(
-        volume = wanted.volume,
-        what = wanted.name(),
-        node = route.node,
-        from = extent.0.0,
-        "a copy begins"
-    );
-    match copied(fetch, incoming, copy, now, guard).await {
+    let copy = begin(agent, wanted, &route.node, extent);
+    match copied(fetch, incoming, copy, agent.node.now, guard).await {
         Ok(()) if is_pass => Ok(Received::Snapshot {
             image: wanted.image.clone(),
             took: (extent.0 == Bytes::ZERO).then(|| began.elapsed()),
         }),
         Ok(()) => Ok(Received::Complete),
-        Err(Ended::Source(error)) => Err(unreachable(&Chain(&error).to_string())),
+        Err(Ended::Source(error)) => {
+            let why = Chain(&error).to_string();
+            Err(unreachable(&route.node, wanted, &why))
+        }
         Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
     }
+}
+
+/// Asks the source for the copy. Fails if it offers another image, or a larger one than the volume.
+async fn offered(
+    agent: &Agent,
+    wanted: &Wanted,
+    route: &Route,
+    base: Option<&Uid>,
+) -> Result<Fetch, NotCopied> {
+    let unreachable = |why: &str| unreachable(&route.node, wanted, why);
+    let peer = (route.address, route.key);
+    let base = base.map(Uid::as_str);
+    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, base).await;
+    let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
+    if !wanted.is_offered(fetch.original()) {
+        return Err(unreachable("it offers another image"));
+    }
+    // More than what is reserved would take the space of others.
+    if fetch.original().size > wanted.reserved {
+        return Err(unreachable(
+            "it offers an image that is larger than the volume",
+        ));
+    }
+    Ok(fetch)
+}
+
+/// Records that a copy runs, which has this many of its bytes.
+fn begin(agent: &Agent, wanted: &Wanted, node: &str, extent: (Bytes, Bytes)) -> RunningCopy {
+    let (what, now) = (wanted.described(node), (agent.node.now)());
+    let copies = &agent.transfers.copies;
+    let copy = copies.begin(&wanted.volume, what, extent, now);
+    tracing::info!(
+        volume = wanted.volume,
+        what = wanted.name(),
+        node,
+        from = extent.0.0,
+        "a copy begins"
+    );
+    copy
 }
 
 /// Why a copy ended before it was complete.

@@ -74,7 +74,7 @@ pub(crate) async fn nodes(client: &Client, numbers: std::ops::Range<usize>) {
     let nodes: Api<Node> = Api::all(client.clone());
     concurrently("nodes", numbers, async |number| {
         let name = node_name(number);
-        objects::create_node(client, &name, &format!("agent-{name}")).await;
+        objects::create_node(client, &name, &format!("agent-{name}"), None).await;
         let status = Patch::Merge(node_status());
         nodes
             .patch_status(&name, &PatchParams::default(), &status)

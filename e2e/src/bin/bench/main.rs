@@ -22,6 +22,7 @@ mod latency;
 mod listing;
 mod load;
 mod memory;
+mod moves;
 mod operator;
 mod pools;
 mod snapshots;
@@ -65,7 +66,7 @@ impl Figure {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // The name of one part, or none for all parts; and how many mebibytes `copies` copies.
+    // The name of one part, or none for all parts; and how many mebibytes `copies` or `moves` copies.
     let mut arguments = std::env::args().skip(1);
     let asked = arguments.next();
     let copied = arguments.next().map(|size| size.parse());
@@ -118,6 +119,9 @@ async fn main() {
     operator.finish().await;
     if runs("copies") {
         copies::figures(&control_plane, copied.unwrap_or(copies::SIZE)).await;
+    }
+    if runs("moves") {
+        moves::figures(copied.unwrap_or(copies::SIZE)).await;
     }
     driver.finish().await;
 }

@@ -12,7 +12,7 @@ use crate::{NODE, POOL, POOL_SIZE};
 pub(crate) async fn start(control_plane: &ControlPlane) -> Operator {
     let client = control_plane.client();
     objects::create_namespace(&client).await;
-    objects::create_node(&client, NODE, "agent").await;
+    objects::create_node(&client, NODE, "agent", None).await;
     objects::create_class(&client, "bench", POOL).await;
     let operator = Operator::start(control_plane).await;
     let pools: Api<StoragePool> = Api::all(client);

@@ -75,15 +75,12 @@ fn vcs_07_vcs_08_a_copy_is_never_smaller_and_may_be_larger() {
 #[test]
 fn vcs_04_what_a_copy_cannot_be_is_refused_with_what_to_ask_for() {
     type Change = fn(&mut NewVolume);
-    let changes: [(&str, Change); 3] = [
+    let changes: [(&str, Change); 2] = [
         ("use a class of fast", |w| {
             w.pools = "slow,slower".parse().unwrap();
         }),
         ("fstype is ext4", |w| {
             w.filesystem = Some(FilesystemType::Xfs);
-        }),
-        ("a block device is asked for", |w| {
-            w.access_type = AccessType::Block;
         }),
     ];
     for (named, change) in changes {
@@ -92,6 +89,29 @@ fn vcs_04_what_a_copy_cannot_be_is_refused_with_what_to_ask_for() {
         let error = source().complete(&other).unwrap_err();
         assert!(error.to_string().contains(named), "{error}");
     }
+}
+
+#[test]
+fn a_snapshot_of_a_filesystem_is_restored_to_a_device_and_nothing_else_changes_its_kind() {
+    let mut device = copy();
+    device.access_type = AccessType::Block;
+    let completed = source().complete(&device).unwrap();
+    assert_eq!(completed.filesystem, None);
+    let object = completed.in_pool("fast", "node-1", Some(source().content("node-1")));
+    assert_eq!(device.difference(&object), None, "CV-06: found by a repeat");
+
+    let mut clone = device.clone();
+    clone.source = Some(reference(SourceKind::Volume));
+    let volume = of_volume(&reference(SourceKind::Volume), &ready_volume()).unwrap();
+    let error = volume.complete(&clone).unwrap_err().to_string();
+    assert!(
+        error.contains("a block device is asked for: take a snapshot"),
+        "{error}"
+    );
+    let mut raw = source();
+    (raw.access_type, raw.filesystem) = (AccessType::Block, None);
+    let error = raw.complete(&copy()).unwrap_err().to_string();
+    assert!(error.contains("a filesystem is asked for"), "{error}");
 }
 
 #[test]
