@@ -72,9 +72,9 @@ async fn start(control_plane: &ControlPlane, number: usize) -> Driver {
     driver
 }
 
-/// Creates a pool with room for the volume and for the passes that copy it.
+/// Creates a pool with room for the volume, for what a move keeps of it, and for the snapshots and copies of its passes.
 async fn create_pool(client: &Client, volume: Bytes) {
-    let room = Bytes(volume.0 * 5 / 2)
+    let room = Bytes(volume.0 * 7 / 2)
         .round_up_to_mib()
         .expect("it is no exbibyte");
     let spec = json!({"nodeSelector": {}, "source": {"image": {"size": room}}});
