@@ -329,6 +329,8 @@ async fn vcs_03_vcs_04_vcs_07_vcs_13_an_invalid_copy_is_refused_and_nothing_is_c
         (
             "VCS-04, another access type",
             |r| {
+                // A snapshot of a filesystem can be restored to a device.
+                r.volume_content_source = Some(of_volume("no-copy-volume"));
                 let block = AccessType::Block(BlockVolume {});
                 r.volume_capabilities[0].access_type = Some(block);
             },
