@@ -79,18 +79,10 @@ impl Cluster {
             client: Client::try_from(config).expect("KUBECONFIG makes a client"),
             kubectl: tool("kubectl").await,
         };
-        let mut failure = None;
-        let prepare = async || {
-            let prepared = AssertUnwindSafe(this.prepare()).catch_unwind().await;
-            failure = prepared.err();
-            failure.is_none()
-        };
-        let prepared = *PREPARED.get_or_init(prepare).await;
-        if let Some(panic) = failure {
-            std::panic::resume_unwind(panic);
-        }
+        let prepare = || AssertUnwindSafe(this.prepare()).catch_unwind();
+        let prepared = PREPARED.get_or_init(|| prepare().map(|ended| ended.is_ok()));
         assert!(
-            prepared,
+            *prepared.await,
             "the cluster could not be prepared, as the test that failed first says"
         );
         this

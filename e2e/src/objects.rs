@@ -91,8 +91,6 @@ pub async fn create_node(client: &Client, name: &str, agent: &str, transfer: Opt
         json!({"metadata": {"name": name}, "spec": registered}),
     )
     .await;
-    // No controller manager removes the taint of a new Node.
-    change(&node, name, json!({"spec": {"taints": null}})).await;
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let ports: Vec<Value> = transfer
         .iter()

@@ -197,6 +197,13 @@ impl Test {
         self.object(name, spec).await
     }
 
+    /// Creates an idle pod with the device of a claim at `/dev/data`, and waits until it runs.
+    pub async fn device_pod(&self, name: &str, claim: &str) {
+        let spec = device_pod_spec(&json!({"claimName": claim}));
+        self.object::<Pod>(name, spec).await;
+        self.running(name).await;
+    }
+
     /// Runs a shell script in a pod.
     pub async fn shell(&self, pod: &str, script: &str) -> Result<String, String> {
         let command = ["sh", "-euc", script];
@@ -388,6 +395,15 @@ pub fn pod_spec(script: &str, mut volume: Value) -> Value {
         }],
         "volumes": [volume],
     })
+}
+
+/// Returns the spec of an idle pod with the device of a claim at `/dev/data`.
+pub fn device_pod_spec(claim: &Value) -> Value {
+    let mut spec = pod_spec("sleep 3600", json!({"persistentVolumeClaim": claim}));
+    let container = &mut spec["containers"][0];
+    container["volumeMounts"] = json!([]);
+    container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
+    spec
 }
 
 /// Returns the label that adds a node to a test's pool.

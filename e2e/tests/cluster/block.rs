@@ -3,7 +3,7 @@
 use cistern_crds::Bytes;
 use cistern_e2e::{
     Test,
-    cluster::objects::{Binding::WaitForFirstConsumer, pod_spec},
+    cluster::objects::{Binding::WaitForFirstConsumer, device_pod_spec},
 };
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -23,11 +23,7 @@ async fn claimed(test: &Test) {
 /// Starts a pod with the device of the claim at `/dev/data`; returns its node.
 async fn pod(test: &Test, name: &str, read_only: bool) -> String {
     let claim = json!({"claimName": "claim", "readOnly": read_only});
-    let mut spec = pod_spec("sleep 3600", json!({"persistentVolumeClaim": claim}));
-    let container = &mut spec["containers"][0];
-    container["volumeMounts"] = json!([]);
-    container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
-    test.object::<Pod>(name, spec).await;
+    test.object::<Pod>(name, device_pod_spec(&claim)).await;
     test.running(name).await
 }
 

@@ -3,10 +3,7 @@
 use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use cistern_e2e::{
     Test,
-    cluster::{
-        PATIENCE,
-        objects::{Binding::WaitForFirstConsumer, pod_spec},
-    },
+    cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
     eventually,
 };
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -168,13 +165,7 @@ async fn a_raw_block_volume_grows_under_a_running_pod() {
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
         test.block_claim("claim", &class, Bytes::mib(64)).await;
-        let claim = json!({"persistentVolumeClaim": {"claimName": "claim"}});
-        let mut spec = pod_spec("sleep 3600", claim);
-        let container = &mut spec["containers"][0];
-        container["volumeMounts"] = json!([]);
-        container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
-        test.object::<Pod>("pod", spec).await;
-        test.running("pod").await;
+        test.device_pod("pod", "claim").await;
         let write = "printf data | dd of=/dev/data conv=fsync 2>/dev/null";
         test.shell("pod", write).await.unwrap();
 

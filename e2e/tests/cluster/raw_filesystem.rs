@@ -4,7 +4,7 @@ use cistern_crds::{Bytes, HasImage as _, PoolVolume, names};
 use cistern_e2e::{
     Test,
     cluster::{
-        objects::{Binding::WaitForFirstConsumer, claim_spec, pod_spec},
+        objects::{Binding::WaitForFirstConsumer, claim_spec},
         snapshots::{Source, VolumeSnapshot},
     },
     objects::change,
@@ -35,13 +35,7 @@ async fn permit_device(test: &Test, snapshot: &str) {
 
 /// Reads all of the device of a claim in a pod, as a backup program does, and ends the pod.
 async fn read_device(test: &Test, claim: &str) {
-    let volume = json!({"persistentVolumeClaim": {"claimName": claim}});
-    let mut spec = pod_spec("sleep 3600", volume);
-    let container = &mut spec["containers"][0];
-    container["volumeMounts"] = json!([]);
-    container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
-    test.object::<Pod>("mover", spec).await;
-    test.running("mover").await;
+    test.device_pod("mover", claim).await;
     let read = "dd if=/dev/data bs=1M of=/dev/null 2>/dev/null; blockdev --getsize64 /dev/data";
     let size = test.shell("mover", read).await.unwrap();
     assert_eq!(size.trim(), SIZE.0.to_string());

@@ -7,7 +7,7 @@ use cistern_e2e::{
     Harness, Test,
     cluster::{
         PATIENCE,
-        objects::{Binding::WaitForFirstConsumer, claim_spec, pod_spec},
+        objects::{Binding::WaitForFirstConsumer, claim_spec},
         snapshots::{Source, VolumeSnapshot},
     },
     eventually,
@@ -210,17 +210,6 @@ async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
     test.running(&pod).await;
 }
 
-/// A pod with the device of a claim at `/dev/data`.
-async fn block_pod(test: &Test, name: &str, claim: &str) {
-    let claim = json!({"persistentVolumeClaim": {"claimName": claim}});
-    let mut spec = pod_spec("sleep 3600", claim);
-    let container = &mut spec["containers"][0];
-    container["volumeMounts"] = json!([]);
-    container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
-    test.object::<Pod>(name, spec).await;
-    test.running(name).await;
-}
-
 #[tokio::test]
 async fn a_raw_block_volume_is_restored_to_a_larger_one_as_it_was() {
     Test::run("restore-block", async |test| {
@@ -230,7 +219,7 @@ async fn a_raw_block_volume_is_restored_to_a_larger_one_as_it_was() {
         let classes = Classes::on_one_node(test).await;
         test.block_claim("claim", &classes.volumes, Bytes::mib(64))
             .await;
-        block_pod(test, "pod", "claim").await;
+        test.device_pod("pod", "claim").await;
         let write = "dd of=/dev/data bs=4096 seek=1000 conv=fsync,notrunc 2>/dev/null";
         let read = "dd if=/dev/data bs=4096 skip=1000 count=1 2>/dev/null | head -c 6";
         let shell = async |pod, script: &str| test.shell(pod, script).await.unwrap();
@@ -242,7 +231,7 @@ async fn a_raw_block_volume_is_restored_to_a_larger_one_as_it_was() {
         spec["volumeMode"] = json!("Block");
         spec["dataSource"] = Source::Snapshot("snapshot").reference();
         test.object::<PersistentVolumeClaim>("restored", spec).await;
-        block_pod(test, "restored", "restored").await;
+        test.device_pod("restored", "restored").await;
         assert_eq!(shell("restored", read).await, "before");
         assert_eq!(shell("pod", read).await, "behind");
         let size = shell("restored", "blockdev --getsize64 /dev/data").await;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! *Invariants:* the image is only read, and replaced by its copy when that is complete and synced. So it is a whole raw
-//! block volume or a whole filesystem at every moment. Nobody uses the image meanwhile, and no filesystem is made.
+//! block volume or a whole filesystem at every moment. The image is not in use meanwhile, and no filesystem is made.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -127,12 +127,7 @@ impl Pool {
         })?;
         let reading = Reading::new(image, locked);
         let extents = self.refuse_extents(&reading, request.extent_limits)?;
-        let copy = Unfinished::begin(self, uid)?;
-        if let Some(size) = request.extent_size {
-            // Before any data: the kernel refuses it for a file with extents.
-            let set = system.set_extent_size(copy.as_fd(), size.bytes().0);
-            set.map_err(failed("set the extent size", uid))?;
-        }
+        let copy = Unfinished::begin(self, uid, request.extent_size)?;
         self.copy_extents(&reading, copy.as_fd(), extents)
             .map_err(|error| self.no_space_or("clone the image", uid, error.into()))?;
         let (filesystem, size) = ((found.kind, found.uuid), reading.image.size);

@@ -15,13 +15,7 @@ use crate::{
 impl Pool {
     /// Makes an image that does not exist yet.
     pub(super) fn make(&self, request: &ImageRequest, checking: Checking<'_>) -> Result<(), Error> {
-        let mut image = Unfinished::begin(self, &request.uid)?;
-        if let Some(size) = request.extent_size {
-            // Before any data: the kernel refuses it for a file with extents.
-            self.system
-                .set_extent_size(image.as_fd(), size.bytes().0)
-                .map_err(failed("set the extent size", &request.uid))?;
-        }
+        let mut image = Unfinished::begin(self, &request.uid, request.extent_size)?;
         let content = match &request.source {
             None => self.make_empty(&image, request)?,
             Some(source) => self.make_clone(&image, source, request, checking)?,

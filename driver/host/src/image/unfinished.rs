@@ -8,6 +8,8 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
+use cistern_types::ExtentSize;
+
 use super::{Error, Identity, failed};
 use crate::{id::Uid, pool::Pool, system::OFlags};
 
@@ -31,12 +33,16 @@ enum Location {
 }
 
 impl<'a> Unfinished<'a> {
-    /// Makes an empty file that only root can open.
-    pub(crate) fn begin(pool: &'a Pool, uid: &'a Uid) -> Result<Self, Error> {
-        let failed = || failed("make the file", uid);
+    /// Makes an empty file that only root can open, with an extent size hint if one is given.
+    pub(crate) fn begin(
+        pool: &'a Pool,
+        uid: &'a Uid,
+        extent_size: Option<ExtentSize>,
+    ) -> Result<Self, Error> {
+        let not_made = || failed("make the file", uid);
         let (system, temporary) = (&*pool.system, pool.temporary.as_fd());
         match system.unlink(temporary, uid.as_ref()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(not_made()(error)),
             _ => {}
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -44,15 +50,21 @@ impl<'a> Unfinished<'a> {
             .open_beneath(temporary, uid.as_str().as_ref(), flags)
             .map_err(|source| pool.no_space_or("make the file", uid, source.into()))?;
         // Keeps the sweep from removing the file. A tool that outlives this process keeps the lock.
-        if !system.try_lock(file.as_fd()).map_err(failed())? {
-            return Err(failed()(io::Error::from(io::ErrorKind::ResourceBusy)));
+        if !system.try_lock(file.as_fd()).map_err(not_made())? {
+            return Err(not_made()(io::Error::from(io::ErrorKind::ResourceBusy)));
         }
-        Ok(Self {
+        let image = Self {
             pool,
             uid,
             file,
             location: Location::Temporary,
-        })
+        };
+        if let Some(size) = extent_size {
+            // Before any data: the kernel refuses it for a file with extents.
+            let set = system.set_extent_size(image.as_fd(), size.bytes().0);
+            set.map_err(failed("set the extent size", uid))?;
+        }
+        Ok(image)
     }
 
     /// Returns the open file.

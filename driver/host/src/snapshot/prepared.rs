@@ -35,7 +35,7 @@ impl<'a> Prepared<'a> {
             },
         })?;
         let extents = pool.refuse_extents(&source, request.extent_limits)?;
-        let image = Unfinished::begin(pool, &request.uid)?;
+        let image = Unfinished::begin(pool, &request.uid, None)?;
         Ok(Self {
             member,
             source,

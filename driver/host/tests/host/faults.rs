@@ -538,34 +538,31 @@ fn walk_move(fault: Fault) {
 
 /// A snapshot of a volume that is used while it moves here is copied over the one before, and the copy is made the volume.
 fn walk_pass(fault: Fault) {
-    let machine = Machine::new();
-    without_fault(&machine, Step::MakePool, Expectation::New);
-    let empty = digest(&machine);
-    let expectation = known(&machine);
-    let no_fault = |step| without_fault(&machine, step, expectation);
-    let anew = || {
-        no_fault(Step::DismissPass);
-        no_fault(Step::PreparePass);
-    };
-    walk(&machine, Step::Pass, fault, || expectation, anew);
-    walk(&machine, Step::Promote, fault, || expectation, anew);
-    no_fault(Step::DismissPass);
-    reaches(&machine, &empty, "nothing left");
+    let (dismiss, prepare) = (Step::DismissPass, Step::PreparePass);
+    walk_prepared(fault, [dismiss, prepare], &[Step::Pass, Step::Promote]);
 }
 
 /// A filesystem that a program has written to a raw block volume is adopted.
 fn walk_filesystem_adoption(fault: Fault) {
+    let (dismiss, prepare) = (Step::DismissRaw, Step::PrepareRaw);
+    walk_prepared(fault, [dismiss, prepare], &[Step::AdoptFilesystem]);
+}
+
+/// Walks steps, each of which begins with what another step prepares.
+fn walk_prepared(fault: Fault, [dismiss, prepare]: [Step; 2], steps: &[Step]) {
     let machine = Machine::new();
     without_fault(&machine, Step::MakePool, Expectation::New);
     let empty = digest(&machine);
     let expectation = known(&machine);
     let no_fault = |step| without_fault(&machine, step, expectation);
     let anew = || {
-        no_fault(Step::DismissRaw);
-        no_fault(Step::PrepareRaw);
+        no_fault(dismiss);
+        no_fault(prepare);
     };
-    walk(&machine, Step::AdoptFilesystem, fault, || expectation, anew);
-    no_fault(Step::DismissRaw);
+    for step in steps {
+        walk(&machine, *step, fault, || expectation, anew);
+    }
+    no_fault(dismiss);
     reaches(&machine, &empty, "nothing left");
 }
 
