@@ -7,7 +7,9 @@ packages_of() {
   host) echo btrfs-progs e2fsprogs fdisk mount util-linux xfsprogs ;;
   bench) echo fio rsync ;;
   browser) echo chromium chromium-driver fonts-dejavu-core ;;
-  vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
+  vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 "$(packages_of guest)" ;;
+  # What the guest's tests run. This machine's kernel may have no device-mapper, which cryptsetup takes.
+  guest) echo coreutils cryptsetup-bin "$(packages_of host)" ;;
   control-plane | sanity) echo ca-certificates prometheus ;;
   cluster | storage-suite | postgresql) packages_of_nodes ;;
   images) echo binutils ca-certificates debian-archive-keyring gcc jq python3 ;;
