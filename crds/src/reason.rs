@@ -203,6 +203,11 @@ names! {
         ///
         /// Find out what formatted the volume. Restore a backup, or take a snapshot and repair it by hand.
         FilesystemConflict,
+        /// No key of the volume's Secret opens the encrypted image, or the image has no header.
+        ///
+        /// Put the key that the volume was made with into its Secret, as `previousKey`. Without that key its data is
+        /// lost.
+        EncryptionConflict,
         /// The filesystem in the image is damaged, and an administrator has to repair it.
         ///
         /// Take a snapshot. Then run the repair tool of the filesystem on the image.

@@ -4,6 +4,7 @@
 //! *Invariant:* nothing here does I/O, and no Kubernetes crate is needed.
 
 pub mod consistency;
+pub mod encryption;
 pub mod extent_limits;
 pub mod extent_size;
 pub mod filesystem;
@@ -13,6 +14,7 @@ pub mod provisioning;
 pub mod size;
 
 pub use consistency::Consistency;
+pub use encryption::Encryption;
 pub use extent_limits::ExtentLimits;
 pub use extent_size::ExtentSize;
 pub use filesystem::FilesystemType;

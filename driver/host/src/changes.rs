@@ -86,7 +86,7 @@ impl Pool {
         Changes {
             system: Arc::clone(&self.system),
             base,
-            size: target.image.size.0,
+            size: target.image.file_size().0,
             target,
             cursor: from - from % SECTOR,
             last: None,

@@ -19,17 +19,18 @@ use cistern_types::{Bytes, FilesystemType};
 use rustix::io::Errno;
 
 use crate::{
+    attached::{Attached, size_of},
     cause::Cause,
     check::{self, Checking},
+    encryption::Keys,
     id::Uid,
     image,
-    loopdev::{self, Loop},
     mount_target::MountTarget,
     pool::Pool,
     resize::{ext4, grow_xfs, is_full},
     stage_request::StageRequest,
     superblock,
-    system::{FileKind, Mount, OFlags, System},
+    system::{Mount, OFlags, System},
 };
 
 /// A request to expand a volume in use to the size of its image.
@@ -45,6 +46,8 @@ pub struct ExpandRequest<'a> {
     pub required: Bytes,
     /// Largest acceptable size; none for no limit.
     pub limit: Option<Bytes>,
+    /// The keys of an encrypted volume; none if the request has none.
+    pub keys: Option<&'a Keys>,
 }
 
 /// Why a volume in use could not be expanded to the size of its image.
@@ -94,6 +97,14 @@ pub enum Error {
         /// Output of the tool.
         report: String,
     },
+    /// The image is encrypted, and its mapping grows only with a key.
+    #[error(
+        "image {image} is encrypted, and the request has no key: the volume keeps its old size, and grows when it is staged again, or when the StorageClass names its Secret in csi.storage.k8s.io/node-expand-secret-name and -namespace"
+    )]
+    KeyNeeded {
+        /// Name of the image.
+        image: Uid,
+    },
     /// A step failed.
     #[error("could not {operation} of image {image}")]
     Failed {
@@ -126,6 +137,7 @@ impl Error {
             Self::ReadOnly { .. }
             | Self::OnlyUnmounted { .. }
             | Self::TooLarge { .. }
+            | Self::KeyNeeded { .. }
             | Self::Failed { .. } => true,
             Self::Image(_) | Self::NotThere { .. } | Self::OutOfRange { .. } => false,
         }
@@ -144,36 +156,54 @@ impl Pool {
         let stat = system
             .stat(file.as_fd())
             .map_err(failed("stat the file", uid))?;
-        let size = Bytes(stat.size);
-        let bound = loopdev::find(system, stat.id, uid.as_ref())
+        let size = self.image(uid)?.ok_or_else(|| self.missing(uid))?.size;
+        let attached = Attached::find(system, stat.id, uid)
             .map_err(failed("find the loop device", uid))?
             .ok_or_else(|| not_there(request))?;
-        let place = self.place_of(request, &bound)?;
+        let place = self.place_of(request, &attached)?;
         if size < request.required || request.limit.is_some_and(|limit| size > limit) {
             let image = uid.clone();
             return Err(Error::OutOfRange { image, size });
         }
-        self.fit(&bound, uid)?;
+        self.fit(&attached, uid, request.keys)?;
         if let Some(filesystem) = request.filesystem {
-            grow_mounted(system, &place, &bound, uid, filesystem, size)?;
+            grow_mounted(system, &place, attached.as_fd(), uid, filesystem, size)?;
         }
         Ok(size)
     }
 
-    /// Grows a loop device to the size of its image, and returns that size.
-    pub(crate) fn fit(&self, bound: &Loop, uid: &Uid) -> Result<Bytes, Error> {
-        let size = self.image(uid)?.ok_or_else(|| self.missing(uid))?.size;
-        bound
-            .fit(&*self.system, size.0)
+    /// Grows the devices of an image to its size, and returns the size of the volume.
+    pub(crate) fn fit(
+        &self,
+        attached: &Attached,
+        uid: &Uid,
+        keys: Option<&Keys>,
+    ) -> Result<Bytes, Error> {
+        let system = &*self.system;
+        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        attached
+            .bound()
+            .fit(system, image.file_size().0)
             .map_err(failed("resize the loop device", uid))?;
-        Ok(size)
+        let Some(mapping) = attached.mapping() else {
+            return Ok(image.size);
+        };
+        let mapped = system.device_size(mapping.as_fd());
+        if mapped.map_err(failed("read the size of the mapping", uid))? < image.size.0 {
+            let keys = keys.ok_or_else(|| Error::KeyNeeded { image: uid.clone() })?;
+            let is_open = mapping.resize(system, keys);
+            if !is_open.map_err(failed("resize the mapping", uid))? {
+                return Err(image::Error::WrongKey { uid: uid.clone() }.into());
+            }
+        }
+        Ok(image.size)
     }
 
     /// Returns the place of the request, if the volume is mounted there.
     fn place_of(
         &self,
         request: &ExpandRequest<'_>,
-        bound: &Loop,
+        attached: &Attached,
     ) -> Result<MountTarget<'_>, Error> {
         let failed = |source: io::Error| {
             if is_nowhere(&source) {
@@ -187,8 +217,8 @@ impl Pool {
             Some(_) => place
                 .mounted()
                 .map_err(failed)?
-                .is_some_and(|mount| is_whole(&mount, bound)),
-            None => self.is_device(request, &place, bound).map_err(failed)?,
+                .is_some_and(|mount| is_whole(&mount, attached)),
+            None => self.is_device(request, &place, attached).map_err(failed)?,
         };
         if is_there {
             Ok(place)
@@ -203,25 +233,19 @@ impl Pool {
         &self,
         request: &ExpandRequest<'_>,
         place: &MountTarget<'_>,
-        bound: &Loop,
+        attached: &Attached,
     ) -> io::Result<bool> {
         let system = &*self.system;
-        let Some(file) = place.find()? else {
-            return Ok(false);
+        let device = if place.is_directory()? {
+            MountTarget::open(system, &request.path.join(request.image.as_str()))?.device()?
+        } else {
+            place.device()?
         };
-        let mut stat = system.stat(file.as_fd())?;
-        if stat.kind == FileKind::Directory {
-            let staged = MountTarget::open(system, &request.path.join(request.image.as_str()))?;
-            match staged.find()? {
-                Some(file) => stat = system.stat(file.as_fd())?,
-                None => return Ok(false),
-            }
-        }
-        Ok(stat.kind == FileKind::BlockDevice && stat.node == bound.device())
+        Ok(device == Some(attached.device()))
     }
 
     /// Prepares the filesystem of an image before it is bound to a loop device: checks it on
-    /// request, and grows an ext4, which always works unmounted. The file is locked. The outer
+    /// request, and grows an ext4, which always works unmounted. The file is locked, or is the device of a locked one. The outer
     /// error means that the image must not be bound now; the inner one that the filesystem did not
     /// grow.
     pub(crate) fn prepare_unbound(
@@ -264,9 +288,8 @@ impl Pool {
         request: &StageRequest<'_>,
     ) -> Result<Result<(), Error>, image::Error> {
         let (system, uid) = (&*self.system, request.image);
-        let is_full = system
-            .stat(file)
-            .and_then(|stat| ext4::is_full(system, file, Bytes(stat.size)));
+        let is_full =
+            size_of(system, file).and_then(|size| ext4::is_full(system, file, Bytes(size)));
         let progress = match (is_full, request.checking) {
             (Err(error), _) => return Ok(Err(failed("grow the filesystem", uid)(error))),
             (Ok(true), _) | (Ok(false), Checking::Without) => return Ok(Ok(())),
@@ -312,15 +335,15 @@ fn not_there(request: &ExpandRequest<'_>) -> Error {
     }
 }
 
-fn is_whole(mount: &Mount, bound: &Loop) -> bool {
-    mount.device == bound.device() && mount.root == Path::new("/")
+fn is_whole(mount: &Mount, attached: &Attached) -> bool {
+    mount.device == attached.device() && mount.root == Path::new("/")
 }
 
-/// Grows the filesystem of a loop device that is mounted at a place to the size of the device.
+/// Grows the filesystem on a device, open for reading, that is mounted at a place to the size of the device.
 pub(crate) fn grow_mounted(
     system: &dyn System,
     place: &MountTarget<'_>,
-    bound: &Loop,
+    device: BorrowedFd<'_>,
     uid: &Uid,
     filesystem: FilesystemType,
     size: Bytes,
@@ -337,7 +360,7 @@ pub(crate) fn grow_mounted(
     if system.mount_id(inside.as_fd()).map_err(unreadable)? != mount.id {
         return Err(not_there());
     }
-    if is_full(system, inside.as_fd(), bound, filesystem, size).map_err(unreadable)? {
+    if is_full(system, inside.as_fd(), device, filesystem, size).map_err(unreadable)? {
         return Ok(());
     }
     let is_read_only = |options: &[String]| options.iter().any(|option| option == "ro");

@@ -15,6 +15,7 @@ mod identity;
 mod make;
 mod provision;
 pub(crate) mod read;
+mod record;
 pub(crate) mod trash;
 pub(crate) mod unfinished;
 
@@ -24,7 +25,9 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{
+    Bytes, Encryption, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
+};
 use rustix::io::Errno;
 
 pub(crate) use self::error::failed;
@@ -38,6 +41,7 @@ pub use self::{
 use crate::{
     cause::Cause,
     check::Checking,
+    encryption::EncryptionState,
     id::Uid,
     loopdev,
     patience::until,
@@ -67,8 +71,10 @@ pub struct ImageRequest {
     pub mkfs_options: MkfsOptions,
     /// The extent size hint; none for the default of the kernel. It is a property of the file.
     pub extent_size: Option<ExtentSize>,
-    /// Whether the image is allocated in full.
+    /// Whether the image is allocated in full. An encrypted one is allocated when it is staged for the first time.
     pub provisioning: Provisioning,
+    /// How the image is encrypted; none for one that is not. The filesystem is then made when it is staged.
+    pub encryption: Option<Encryption>,
     /// The image to clone; none for an empty volume.
     pub source: Option<SourceImage>,
 }
@@ -90,10 +96,28 @@ pub struct Image {
     pub uid: Uid,
     /// Recorded identity; none when it is missing or cannot be parsed.
     pub identity: Option<Identity>,
-    /// Size of the file.
+    /// Size of the volume: of the file without the header of an encrypted image.
     pub size: Bytes,
     /// Bytes allocated in the pool, including those shared with other images.
     pub allocated: Bytes,
+}
+
+impl Image {
+    /// Returns the size of the file.
+    pub fn file_size(&self) -> Bytes {
+        self.size.saturating_add(self.header())
+    }
+
+    /// Returns the size of the header in front of the volume's data.
+    pub(crate) fn header(&self) -> Bytes {
+        let identity = self.identity.as_ref();
+        identity.map_or(Bytes::ZERO, Identity::header)
+    }
+
+    /// What the image has if it is encrypted; none for one that is not, or has no identity.
+    pub fn encryption(&self) -> Option<EncryptionState> {
+        self.identity.as_ref()?.encryption
+    }
 }
 
 impl Pool {
@@ -312,10 +336,12 @@ pub(crate) fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> 
         size, allocated, ..
     } = system.stat(file)?;
     let identity = system.attribute(file, IDENTITY)?;
+    let identity: Option<Identity> = identity.and_then(|text| serde_json::from_slice(&text).ok());
+    let header = identity.as_ref().map_or(Bytes::ZERO, Identity::header);
     Ok(Image {
         uid: uid.clone(),
-        identity: identity.and_then(|text| serde_json::from_slice(&text).ok()),
-        size: Bytes(size),
+        identity,
+        size: Bytes(size).saturating_sub(header),
         allocated: Bytes(allocated),
     })
 }

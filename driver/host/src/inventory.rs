@@ -91,13 +91,12 @@ impl Root {
     /// tables, so a disk that hangs does not block it. Fails if a table cannot be read.
     pub fn count_loops(&self) -> io::Result<LoopCount> {
         let (system, pools) = (&*self.system, self.pools_path());
-        let mounts = system.mounts()?;
-        let is_used = |bound: &BoundLoop| {
-            let device = DeviceNumber::of_loop(bound.number);
-            mounts.iter().any(|mount| {
-                mount.device == device || block::named_number(mount) == Some(bound.number)
-            })
-        };
+        let mut used = BTreeSet::new();
+        for mount in system.mounts()? {
+            used.extend(mount.device.as_loop());
+            used.extend(block::named_number(system, &mount)?);
+        }
+        let is_used = |bound: &BoundLoop| used.contains(&bound.number);
         let bound = system.bound_loops()?.into_iter();
         let is_ours = |bound: &BoundLoop| {
             let mut allowed = self.allowed.iter();

@@ -17,6 +17,7 @@ use std::{
 use cistern_types::{Bytes, IoLimits};
 
 use crate::{
+    attached,
     id::Uid,
     loopdev,
     root::Root,
@@ -168,7 +169,8 @@ impl Root {
         let mut present = controller.limits(system)?;
         let mut failed = HashMap::new();
         for bound in system.bound_loops()? {
-            let device = DeviceNumber::of_loop(bound.number);
+            // The limits of a mapping end with it.
+            let device = attached::topmost(system, bound.number)?;
             let found = present.remove(&device).unwrap_or(IoLimits::NONE);
             let image = loopdev::image_of(&bound.backing_file);
             let limits = image.as_ref().and_then(|image| wanted.get(image));

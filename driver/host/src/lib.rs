@@ -12,6 +12,7 @@ pub mod changes;
 pub mod check;
 pub mod command;
 pub mod copy;
+pub mod encryption;
 pub mod fence;
 pub mod grow;
 pub mod health;
@@ -28,6 +29,7 @@ pub mod statistics;
 pub mod system;
 
 mod allocation;
+mod attached;
 mod cause;
 mod freezes;
 mod id;
@@ -50,6 +52,7 @@ pub use self::{
     cause::Cause,
     changes::Changes,
     check::Checking,
+    encryption::{EncryptionState, InvalidKey, Key, Keys, Unlock},
     fence::{ClosedImage, Fence},
     grow::ExpandRequest,
     id::{InvalidUid, Uid, Uuid},

@@ -271,7 +271,8 @@ fn open(system: &dyn System, number: u32, flags: OFlags) -> Result<Option<Loop>,
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+/// Whether an error of open(2) means that a device does not exist any more.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::NXIO | Errno::NODEV | Errno::NOENT)

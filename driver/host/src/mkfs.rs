@@ -29,6 +29,25 @@ pub(crate) fn volume(
     run(system, image, &volume_command(kind, uuid, options))
 }
 
+/// Makes the filesystem of a volume on a new mapping. What it shows of an empty file are random bytes, which can be
+/// like a signature.
+pub(crate) fn mapping(
+    system: &dyn System,
+    mapping: BorrowedFd<'_>,
+    kind: FilesystemType,
+    uuid: Uuid,
+    options: &MkfsOptions,
+) -> Result<(), Cause> {
+    let command = match kind {
+        // Its command accepts any content.
+        FilesystemType::Ext4 => volume_command(kind, uuid, options),
+        FilesystemType::Xfs | FilesystemType::Btrfs => {
+            volume_command(kind, uuid, options).arg("-f")
+        }
+    };
+    run(system, mapping, &command)
+}
+
 /// Makes the filesystem of a pool in a new image.
 pub(crate) fn pool_image(
     system: &dyn System,

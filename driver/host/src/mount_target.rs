@@ -134,12 +134,14 @@ impl<'a> MountTarget<'a> {
         Ok(kind == Some(FileKind::Directory))
     }
 
-    /// The block device whose node exists at the path; None if there is no such node.
+    /// The block device whose node exists at the path, or the loop device under it if it is a mapping of Cistern;
+    /// None if there is no such node.
     pub(crate) fn device(&self) -> io::Result<Option<DeviceNumber>> {
         let Some(file) = self.find()? else {
             return Ok(None);
         };
-        Ok(self.system.stat(file.as_fd())?.device())
+        let device = self.system.stat(file.as_fd())?.device();
+        device.map(|device| self.system.beneath(device)).transpose()
     }
 
     /// Attaches a mount.

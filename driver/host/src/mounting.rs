@@ -32,6 +32,7 @@ pub use self::{
 };
 use crate::{
     cause::Cause,
+    encryption::Unlock,
     grow,
     id::Uid,
     image::{self, Image},
@@ -225,6 +226,23 @@ impl Pool {
         self.verify_owner(&image, volume)?;
         Ok((file, image))
     }
+
+    /// Opens an encrypted image, if it belongs to the volume, and completes it.
+    fn own_complete_image(
+        &self,
+        uid: &Uid,
+        volume: &str,
+        unlock: Unlock<'_>,
+    ) -> Result<(OwnedFd, Image), Error> {
+        self.complete_encrypted(uid, volume, unlock)?;
+        // Another file has its name now if it was not complete.
+        self.own_image(uid, volume)
+    }
+}
+
+/// What opens an encrypted image. Fails with [`image::Error::KeyNeeded`] if a request has no key.
+fn unlock_of<'a>(unlock: Option<Unlock<'a>>, uid: &Uid) -> Result<Unlock<'a>, image::Error> {
+    unlock.ok_or_else(|| image::Error::KeyNeeded { uid: uid.clone() })
 }
 
 /// Opens a path. Fails with [`Error::PathMissing`] if it does not exist.

@@ -7,19 +7,19 @@ use std::{io, os::fd::BorrowedFd};
 
 use cistern_types::{Bytes, FilesystemType};
 
-use crate::{loopdev::Loop, system::System};
+use crate::system::System;
 
-/// Whether a mounted filesystem covers its device.
+/// Whether a mounted filesystem covers this size of its device.
 pub(crate) fn is_full(
     system: &dyn System,
     inside: BorrowedFd<'_>,
-    bound: &Loop,
+    device: BorrowedFd<'_>,
     filesystem: FilesystemType,
     size: Bytes,
 ) -> io::Result<bool> {
     match filesystem {
         // Reads through the device return the superblock in memory.
-        FilesystemType::Ext4 => ext4::is_full(system, bound.as_fd(), size),
+        FilesystemType::Ext4 => ext4::is_full(system, device, size),
         FilesystemType::Xfs => {
             let geometry = system.xfs_geometry(inside)?;
             Ok(geometry.is_some_and(|found| found.blocks >= size.0 / u64::from(found.block_size)))

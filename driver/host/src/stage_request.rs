@@ -6,6 +6,7 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::{
     check::Checking,
+    encryption::Unlock,
     id::{Uid, Uuid},
     options::MountOptions,
 };
@@ -32,6 +33,8 @@ pub struct StageRequest<'a> {
     pub read_only: bool,
     /// Whether this call may check its filesystem in full, and grow it before it is mounted.
     pub checking: Checking<'a>,
+    /// What opens the volume if it is encrypted; none if it is not.
+    pub unlock: Option<Unlock<'a>>,
     /// Staging path: an existing directory.
     pub staging: &'a Path,
 }

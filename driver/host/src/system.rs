@@ -21,7 +21,6 @@ pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 
 #[cfg(feature = "faults")]
 pub use self::fail_at::{FailAt, Fault};
-pub(crate) use self::{devices::loop_number, linux::is_damage};
 pub use self::{
     devices::{BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus},
     disk::Disk,
@@ -29,6 +28,10 @@ pub use self::{
     filesystems::{Filesystems, Parameter, XfsGeometry},
     linux::Linux,
     mountinfo::Mount,
+};
+pub(crate) use self::{
+    devices::{MAPPING, node_number},
+    linux::is_damage,
 };
 use crate::command::{self, Command};
 

@@ -155,6 +155,9 @@ impl Error {
                 image::Error::FilesystemConflict { .. } | image::Error::NotAdoptable { .. } => {
                     Reason::FilesystemConflict
                 }
+                image::Error::KeyNeeded { .. }
+                | image::Error::WrongKey { .. }
+                | image::Error::EncryptionConflict { .. } => Reason::EncryptionConflict,
                 image::Error::Damaged { .. } => Reason::FilesystemDamaged,
                 image::Error::CheckNeeded { .. } => Reason::CheckWaiting,
                 image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
@@ -180,6 +183,9 @@ impl Error {
                 | image::Error::IdentityConflict { uid, .. }
                 | image::Error::FilesystemConflict { uid, .. }
                 | image::Error::NotAdoptable { uid, .. }
+                | image::Error::KeyNeeded { uid }
+                | image::Error::WrongKey { uid }
+                | image::Error::EncryptionConflict { uid, .. }
                 | image::Error::Damaged { uid, .. }
                 | image::Error::CheckNeeded { uid }
                 | image::Error::TooLargeToCheck { uid, .. }

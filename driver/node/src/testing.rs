@@ -26,6 +26,7 @@ fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
     let found = cistern_host::Image {
         uid: uid.parse().unwrap(),
         identity: Some(Identity {
+            encryption: None,
             owner,
             uid: uid.parse().unwrap(),
             pool_uuid: POOL_UUID.parse().unwrap(),

@@ -70,6 +70,7 @@ fn original() -> Original {
         time: chrono::DateTime::UNIX_EPOCH,
     };
     let identity = Identity {
+        encryption: None,
         owner: Owner::Snapshot(record),
         uid: "uid-s".parse().unwrap(),
         pool_uuid: cistern_host::Uuid::from_bytes([7; 16]),

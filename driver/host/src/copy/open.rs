@@ -11,8 +11,6 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use cistern_types::Provisioning;
-
 use super::incoming::{STATE, State};
 use crate::{
     allocation,
@@ -86,16 +84,16 @@ impl Pool {
         let Some(identity) = &image.identity else {
             return Err(received(uid));
         };
-        if let Content::Filesystem { filesystem, uuid } = identity.content {
+        if let Content::Filesystem { filesystem, uuid } = identity.content
+            && identity.encryption.is_none()
+        {
             self.verify_filesystem(copy, uid, (filesystem, uuid))?;
         }
-        match identity.provisioning {
-            Provisioning::Thin => Ok(()),
-            Provisioning::Thick => {
-                allocation::ensure(&*self.system, copy, image.size, progress::UNSEEN)
-                    .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
-            }
+        if !identity.is_allocated() {
+            return Ok(());
         }
+        allocation::ensure(&*self.system, copy, image.file_size(), progress::UNSEEN)
+            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
     fn describe_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<Image, Error> {

@@ -63,7 +63,7 @@ impl Pool {
         Ok(Outgoing {
             original: Original {
                 identity,
-                size: image.size,
+                size: image.file_size(),
                 closed_for,
             },
             base: base_uid,

@@ -101,10 +101,11 @@ impl Pool {
             owner: Owner::Volume(volume.name.clone()),
             uid: uid.clone(),
             pool_uuid: self.filesystem_uuid(),
-            size: state.original.size,
+            size: state.original.size.saturating_sub(of.header()),
             content: of.content,
             provisioning: volume.provisioning,
             source: volume.source.clone(),
+            encryption: of.encryption,
         };
         let write = || match system.attribute(file, IDENTITY)? {
             // A call before this one may have been for another provisioning.

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     cause::Cause,
     check::{self, Checking},
+    encryption::EncryptionState,
     id::{Uid, Uuid},
     pool::Pool,
     progress::{self, Progress},
@@ -41,11 +42,17 @@ impl Pool {
         source: &SourceImage,
         request: &ImageRequest,
         checking: Checking<'_>,
-    ) -> Result<Content, Error> {
+    ) -> Result<(Content, Option<EncryptionState>), Error> {
         let (system, name) = (&*self.system, &request.uid);
         let reading = self.read_clone_source(&source.uid, name)?;
         let original = self.content_for(&reading, request)?;
-        let progress = self.may_check(&reading, original, request.size, checking)?;
+        let encryption = reading.image.encryption();
+        let size_of_file = request.size.saturating_add(reading.image.header());
+        let progress = match encryption {
+            None => self.may_check(&reading, original, request.size, checking)?,
+            // It is checked when its key is there.
+            Some(_) => progress::UNSEEN,
+        };
         let extents = self.refuse_extents(&reading, source.extent_limits)?;
         self.copy_extents(&reading, image.as_fd(), extents)
             .map_err(|error| self.no_space_or("clone the source", name, error.into()))?;
@@ -54,11 +61,11 @@ impl Pool {
             .map_err(failed("stat the file", name))?
             .size;
         // Measured on the clone: an attached source can grow.
-        if Bytes(size) > request.size {
+        if Bytes(size) > size_of_file {
             return Err(Error::IdentityConflict {
                 uid: source.uid.clone(),
                 why: IdentityConflict::TooLarge {
-                    size: Bytes(size),
+                    size: Bytes(size).saturating_sub(reading.image.header()),
                     volume: request.volume.clone(),
                     wanted: request.size,
                 },
@@ -66,16 +73,18 @@ impl Pool {
         }
         drop(reading);
         system
-            .truncate(image.as_fd(), request.size.0)
+            .truncate(image.as_fd(), size_of_file.0)
             .map_err(failed("make the file larger", name))?;
-        match original {
-            Content::Block => Ok(Content::Block),
-            Content::Filesystem { filesystem, uuid } => {
+        let content = match original {
+            Content::Filesystem { filesystem, uuid } if encryption.is_none() => {
                 let found = (filesystem, uuid);
                 self.verify_filesystem(image.as_fd(), &source.uid, found)?;
-                self.make_own(image, &source.uid, found, request.size, progress)
+                self.make_own(image, &source.uid, found, request.size, progress)?
             }
-        }
+            Content::Filesystem { .. } | Content::Block => original,
+        };
+        let encryption = encryption.map(|state| state.of_clone(content));
+        Ok((content, encryption))
     }
 
     /// Returns the progress callback for the check of a clone; fails when the clone needs a check
@@ -120,6 +129,12 @@ impl Pool {
                 return Err(differs(IdentityConflict::OtherPool { pool }));
             }
         };
+        if identity.encryption.is_some() != request.encryption.is_some() {
+            return Err(differs(IdentityConflict::OtherEncryption {
+                is_encrypted: identity.encryption.is_some(),
+                volume: request.volume.clone(),
+            }));
+        }
         if request.filesystem.is_none() {
             return Ok(Content::Block);
         }

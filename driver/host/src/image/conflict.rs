@@ -69,6 +69,14 @@ pub enum IdentityConflict {
         /// Filesystem of the volume; none for block access.
         wanted: Option<FilesystemType>,
     },
+    /// A source is encrypted and the volume is not, or the other way round.
+    #[error("it is {}encrypted, and volume {volume} is not like it", if *.is_encrypted { "" } else { "not " })]
+    OtherEncryption {
+        /// Whether the source is encrypted.
+        is_encrypted: bool,
+        /// Name of the PoolVolume.
+        volume: String,
+    },
     /// It is not the image of a raw block volume of this size.
     #[error("it is {content:?} and has {size} bytes")]
     NotBlock {
@@ -124,6 +132,8 @@ pub struct Properties {
     pub filesystem: Option<FilesystemType>,
     /// Whether the image is allocated in full.
     pub provisioning: Provisioning,
+    /// Whether the image is encrypted.
+    pub is_encrypted: bool,
     /// The image that it was cloned from.
     pub source: Option<Uid>,
 }
@@ -137,6 +147,7 @@ impl Properties {
             size: identity.size,
             filesystem: identity.content.filesystem(),
             provisioning: identity.provisioning,
+            is_encrypted: identity.encryption.is_some(),
             source: identity.source.clone(),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cistern_types::FilesystemType;
 
 use super::{FilesystemConflict, IdentityConflict, NotAdoptable};
-use crate::{cause::Cause, check, id::Uid, pool};
+use crate::{cause::Cause, check, encryption::HeaderConflict, id::Uid, pool};
 
 /// Why an operation on an image failed.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +70,30 @@ pub enum Error {
         uid: Uid,
         /// What differs.
         why: FilesystemConflict,
+    },
+    /// The image is encrypted, and the request has no key.
+    #[error(
+        "image {uid} is encrypted, and the request has no key: the StorageClass has to name its Secret in csi.storage.k8s.io/node-stage-secret-name and -namespace"
+    )]
+    KeyNeeded {
+        /// Name of the image.
+        uid: Uid,
+    },
+    /// No key of the request opens the encrypted image.
+    #[error(
+        "image {uid} is encrypted with another key than those of its Secret: put the key that it was made with there as previousKey; without that key its data is lost"
+    )]
+    WrongKey {
+        /// Name of the image.
+        uid: Uid,
+    },
+    /// The file of an encrypted image is not what was made, or the image is not encrypted.
+    #[error("image {uid} is not opened with a key: {why}; it is not changed")]
+    EncryptionConflict {
+        /// Name of the image.
+        uid: Uid,
+        /// What is in the way.
+        why: HeaderConflict,
     },
     /// The content of a raw block volume is not a filesystem that can be adopted.
     #[error("image {uid} is not adopted as a filesystem: {why}; it is not changed")]

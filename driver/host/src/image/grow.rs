@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use cistern_types::{Bytes, Provisioning};
+use cistern_types::Bytes;
 
-use super::{Error, IdentityConflict, Image, failed};
+use super::{Error, Identity, IdentityConflict, Image, failed};
 use crate::{allocation, id::Uid, pool::Pool, progress};
 
 impl Pool {
@@ -38,14 +38,13 @@ impl Pool {
 
     fn extend(&self, file: BorrowedFd<'_>, before: &Image, size: Bytes) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &before.uid);
-        let provisioning = before
-            .identity
-            .as_ref()
-            .map_or(Provisioning::Thin, |identity| identity.provisioning);
-        let extended = match provisioning {
-            Provisioning::Thin => system.truncate(file, size.0),
+        let size = size.saturating_add(before.header());
+        let is_allocated = before.identity.as_ref().is_some_and(Identity::is_allocated);
+        let extended = if is_allocated {
             // Allocating beyond the end of the file grows it.
-            Provisioning::Thick => allocation::ensure(system, file, size, progress::UNSEEN),
+            allocation::ensure(system, file, size, progress::UNSEEN)
+        } else {
+            system.truncate(file, size.0)
         };
         let Err(source) = extended else {
             return Ok(());
@@ -53,7 +52,7 @@ impl Pool {
         let error = self.no_space_or("make the file larger", uid, source.into());
         if matches!(error, Error::NoSpace { .. }) {
             system
-                .truncate(file, before.size.0)
+                .truncate(file, before.file_size().0)
                 .map_err(failed("free the partial allocation", uid))?;
         }
         Err(error)

@@ -6,18 +6,18 @@ use chrono::{DateTime, Utc};
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 use serde::{Deserialize, Serialize};
 
-use super::IDENTITY;
+use super::{IDENTITY, record::Record};
 use crate::{
+    encryption::{EncryptionState, HEADER},
     id::{Uid, Uuid},
     system::System,
 };
 
 /// Owner and original spec of an image. Only the provisioning changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(from = "Record", into = "Record")]
 pub struct Identity {
     /// The object that made the image.
-    #[serde(flatten)]
     pub owner: Owner,
     /// UID of that object.
     pub uid: Uid,
@@ -25,17 +25,28 @@ pub struct Identity {
     pub pool_uuid: Uuid,
     /// Size at creation.
     pub size: Bytes,
-    /// Content of the image.
-    #[serde(flatten)]
+    /// Content of the image: what is behind the header of an encrypted one.
     pub content: Content,
     /// Whether the image is allocated in full. For a snapshot: whether its volume was.
     pub provisioning: Provisioning,
     /// The image that a volume was cloned from; none for an empty volume.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Uid>,
+    /// What an encrypted image has; none for one that is not encrypted.
+    pub encryption: Option<EncryptionState>,
 }
 
 impl Identity {
+    /// Returns the size of the header in front of the content.
+    pub fn header(&self) -> Bytes {
+        self.encryption.map_or(Bytes::ZERO, |_| HEADER)
+    }
+
+    /// Whether all blocks of the file are allocated. An encrypted volume that was never staged has none.
+    pub fn is_allocated(&self) -> bool {
+        self.provisioning == Provisioning::Thick
+            && self.encryption != Some(EncryptionState::Unformatted)
+    }
+
     /// Writes the identity to a file that has none, and syncs it.
     pub(crate) fn write(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
         system.set_attribute(file, IDENTITY, &self.serialize()?)?;
@@ -108,8 +119,7 @@ impl fmt::Display for Owner {
 }
 
 /// Content of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "accessType")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A filesystem that Cistern made.
     Filesystem {
@@ -148,6 +158,7 @@ mod tests {
             },
             provisioning: Provisioning::Thick,
             source: None,
+            encryption: None,
         }
     }
 

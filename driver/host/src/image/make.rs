@@ -9,20 +9,30 @@ use super::{
     unfinished::Unfinished,
 };
 use crate::{
-    allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, progress, superblock,
+    allocation,
+    cause::Cause,
+    check::Checking,
+    encryption::{EncryptionState, HEADER},
+    id::Uuid,
+    mkfs,
+    pool::Pool,
+    progress, superblock,
 };
 
 impl Pool {
     /// Makes an image that does not exist yet.
     pub(super) fn make(&self, request: &ImageRequest, checking: Checking<'_>) -> Result<(), Error> {
         let mut image = Unfinished::begin(self, &request.uid, request.extent_size)?;
-        let content = match &request.source {
-            None => self.make_empty(&image, request)?,
+        let (content, encryption) = match &request.source {
+            None if request.encryption.is_some() => self.make_unformatted(&image, request)?,
+            None => (self.make_empty(&image, request)?, None),
             Some(source) => self.make_clone(&image, source, request, checking)?,
         };
         let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
         match request.provisioning {
             Provisioning::Thin => {}
+            // Another file takes its place when its key arrives, and is allocated then.
+            Provisioning::Thick if encryption == Some(EncryptionState::Unformatted) => {}
             // After mkfs, which punches holes.
             Provisioning::Thick => {
                 allocation::ensure(&*self.system, image.as_fd(), request.size, progress::UNSEEN)
@@ -37,6 +47,7 @@ impl Pool {
             content,
             provisioning: request.provisioning,
             source: request.source.as_ref().map(|source| source.uid.clone()),
+            encryption,
         };
         image
             .identify(&identity)
@@ -44,6 +55,25 @@ impl Pool {
         image.name().map_err(failed("give a name", &request.uid))?;
         image.keep();
         Ok(())
+    }
+
+    /// Makes the file of an encrypted volume, whose key is not there yet.
+    fn make_unformatted(
+        &self,
+        image: &Unfinished<'_>,
+        request: &ImageRequest,
+    ) -> Result<(Content, Option<EncryptionState>), Error> {
+        let size = request.size.saturating_add(HEADER);
+        let made = self.system.truncate(image.as_fd(), size.0);
+        made.map_err(|source| self.no_space_or("make the file", &request.uid, source.into()))?;
+        let content = match request.filesystem {
+            None => Content::Block,
+            Some(filesystem) => Content::Filesystem {
+                filesystem,
+                uuid: Uuid::new_v4(),
+            },
+        };
+        Ok((content, Some(EncryptionState::Unformatted)))
     }
 
     fn make_empty(&self, image: &Unfinished<'_>, request: &ImageRequest) -> Result<Content, Error> {
@@ -95,6 +125,7 @@ impl ImageRequest {
             size: self.size,
             filesystem: self.filesystem,
             provisioning: self.provisioning,
+            is_encrypted: self.encryption.is_some(),
             source: self.source.as_ref().map(|source| source.uid.clone()),
         }
     }

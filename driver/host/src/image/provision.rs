@@ -43,7 +43,8 @@ impl Pool {
     }
 
     /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
-    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots. Fails if the
+    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots, and for an encrypted volume
+    /// that was never staged. Fails if the
     /// image is missing or closing for a move, and with [`Error::NoSpace`] if the pool lacks the blocks.
     pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
         self.fill(uid, progress::UNSEEN)
@@ -51,14 +52,15 @@ impl Pool {
 
     fn fill(&self, uid: &Uid, progress: Progress<'_>) -> Result<(), Error> {
         let (file, image) = self.described(uid)?;
-        let is_thick = image.identity.is_some_and(|identity| {
-            identity.provisioning == Provisioning::Thick && identity.owner.volume().is_some()
-        });
-        if !is_thick {
+        let is_allocated = image
+            .identity
+            .as_ref()
+            .is_some_and(|identity| identity.is_allocated() && identity.owner.volume().is_some());
+        if !is_allocated {
             return Ok(());
         }
         self.refuse_marked(file.as_fd(), uid)?;
-        allocation::ensure(&*self.system, file.as_fd(), image.size, progress)
+        allocation::ensure(&*self.system, file.as_fd(), image.file_size(), progress)
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
@@ -67,7 +69,7 @@ impl Pool {
     pub fn shortfall(&self, uid: &Uid) -> Result<Bytes, Error> {
         self.check()?;
         let (file, image) = self.described(uid)?;
-        let missing = Missing::of(&*self.system, file.as_fd(), image.size)
+        let missing = Missing::of(&*self.system, file.as_fd(), image.file_size())
             .map_err(failed("count the holes", uid))?;
         let available = self.statistics()?.available;
         Ok(missing.size().saturating_sub(available))

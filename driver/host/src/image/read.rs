@@ -56,7 +56,7 @@ impl Pool {
     /// space that was allocated and never written. Fails if the image is missing or cannot be read.
     pub fn written(&self, uid: &Uid) -> Result<Bytes, Error> {
         let source = self.read_source(uid)?;
-        let (size, mut at, mut written) = (source.image.size.0, 0, 0_u64);
+        let (size, mut at, mut written) = (source.image.file_size().0, 0, 0_u64);
         while at < size {
             let (extents, end) = self
                 .system

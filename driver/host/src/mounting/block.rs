@@ -20,11 +20,17 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{Difference, Error, NotStaged, Staged, difference::conflict, failed, open_parent};
+use super::{
+    Difference, Error, NotStaged, Staged, difference::conflict, failed, open_parent, unlock_of,
+};
 use crate::{
+    attached::Attached,
+    cause::Cause,
+    encryption::{HeaderConflict, Lifetime, Unlock},
+    grow,
     id::Uid,
-    image::{self, Content, IdentityConflict},
-    loopdev::{self, Loop},
+    image::{self, Content, IdentityConflict, Image},
+    loopdev,
     mount_target::MountTarget,
     pool::Pool,
     root::Root,
@@ -41,6 +47,8 @@ pub struct BlockStageRequest<'a> {
     /// Size of the volume. The image may be larger, if an expansion was interrupted, but not
     /// smaller.
     pub size: Bytes,
+    /// What opens the volume if it is encrypted; none if it is not.
+    pub unlock: Option<Unlock<'a>>,
     /// Staging path: an existing directory.
     pub staging: &'a Path,
 }
@@ -83,7 +91,10 @@ impl Pool {
 
     fn mount_node(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         let (system, uid) = (&*self.system, request.image);
-        let (file, image) = self.own_image(uid, request.volume)?;
+        let (file, image) = match request.unlock {
+            None => self.own_image(uid, request.volume)?,
+            Some(unlock) => self.own_complete_image(uid, request.volume, unlock)?,
+        };
         let content = image.identity.as_ref().map(|identity| identity.content);
         if content != Some(Content::Block) || image.size < request.size {
             let size = image.size;
@@ -100,15 +111,15 @@ impl Pool {
             place.clear()
         };
         prepare().map_err(failed("prepare", place.path()))?;
-        // A snapshot in progress relies on the image not being attached.
-        let lock = self.lock_to_attach(file.as_fd(), uid)?;
-        let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
-            .map_err(image::failed("bind the file", uid))?;
-        drop(lock);
+        let attached = self.attach_device(file.as_fd(), &image, request.unlock)?;
+        self.fit(&attached, uid, request.unlock.map(|unlock| unlock.keys))
+            .map_err(|error| match error {
+                grow::Error::Image(error) => error.into(),
+                error => failed("grow the device at", place.path())(io::Error::other(error)),
+            })?;
         let mount_node = || -> io::Result<()> {
-            bound.keep(system)?;
-            bound.fit(system, image.size.0)?;
-            let node = system.open(&bound.path, OFlags::PATH)?;
+            attached.keep(system)?;
+            let node = system.open(attached.path(), OFlags::PATH)?;
             let mount = system.clone_mount(node.as_fd())?;
             place.attach(mount.as_fd())
         };
@@ -119,20 +130,47 @@ impl Pool {
         })
     }
 
-    /// Detaches the loop device of an image that stayed bound without a node at any path: a stage
-    /// and its staging directory may both be lost.
-    pub(crate) fn detach_idle(&self, file: BorrowedFd<'_>, uid: &Uid) -> io::Result<()> {
+    /// Attaches an image as a device.
+    fn attach_device(
+        &self,
+        file: BorrowedFd<'_>,
+        image: &Image,
+        unlock: Option<Unlock<'_>>,
+    ) -> Result<Attached, image::Error> {
+        let (system, uid) = (&*self.system, &image.uid);
+        match (image.encryption(), unlock) {
+            (Some(_), unlock) => {
+                let unlock = unlock_of(unlock, uid)?;
+                let opened = self.open_encrypted(file, uid, unlock, Lifetime::UntilRemoved)?;
+                Ok(opened.attached)
+            }
+            (None, Some(_)) => {
+                let (uid, why) = (uid.clone(), HeaderConflict::NotEncrypted);
+                Err(image::Error::EncryptionConflict { uid, why })
+            }
+            (None, None) => {
+                // A snapshot in progress relies on the image not being attached.
+                let _lock = self.lock_to_attach(file, uid)?;
+                let bound = loopdev::attach(system, file, uid.as_ref());
+                bound
+                    .map(Attached::plain)
+                    .map_err(image::failed("bind the file", uid))
+            }
+        }
+    }
+
+    /// Detaches the devices of an image that stayed without a node at any path: a stage
+    /// and its staging directory may both be lost. A mapping that is mounted, or that a pod has open, stays until then.
+    pub(crate) fn detach_idle(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Cause> {
         let system = &*self.system;
         let id = system.stat(file)?.id;
-        let bound = loopdev::find(system, id, uid.as_ref()).map_err(io::Error::other)?;
-        match bound {
-            Some(bound)
-                if system.is_kept(bound.number)? && nodes_of(system, bound.number)?.is_empty() =>
-            {
-                bound.detach(system)
-            }
-            Some(_) | None => Ok(()),
+        let Some(attached) = Attached::find(system, id, uid)? else {
+            return Ok(());
+        };
+        if !attached.is_kept(system)? || !nodes_of(system, attached.number())?.is_empty() {
+            return Ok(());
         }
+        attached.detach(system)
     }
 }
 
@@ -192,7 +230,8 @@ impl Root {
         request: &BlockPublishRequest<'_>,
     ) -> io::Result<()> {
         let system = &*self.system;
-        let device = loopdev::open_bound(system, number)?.ok_or(io::ErrorKind::NotFound)?;
+        let device = Attached::open(system, number, request.image)?;
+        let device = device.ok_or(io::ErrorKind::NotFound)?;
         system.set_read_only(device.as_fd(), request.read_only)?;
         let node = MountTarget::open(system, &request.staging.join(request.image.as_str()))?;
         let node = node.find()?.ok_or(io::ErrorKind::NotFound)?;
@@ -243,14 +282,14 @@ fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), E
     let place = node_place(system, image, staging)?;
     let failed = |operation| failed::<io::Error>(operation, place.path());
     let bound = match staged(system, image, staging)? {
-        Some(number) => loopdev::open_bound(system, number),
+        Some(number) => Attached::open(system, number, image),
         // The stage was interrupted.
         None => kept_for(system, image),
     };
     let mut bound = bound.map_err(failed("find the device of"))?;
     if let Some(device) = &bound {
-        let mut others =
-            nodes_of(system, device.number).map_err(failed("find other nodes of the device at"))?;
+        let mut others = nodes_of(system, device.number())
+            .map_err(failed("find other nodes of the device at"))?;
         others.retain(|node| node.mount_point != place.path());
         if others.iter().any(|node| is_staging(node, image)) {
             // It is staged at another path as well.
@@ -270,7 +309,7 @@ fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), E
     if let Some(device) = bound {
         device
             .detach(system)
-            .map_err(failed("detach the device of"))?;
+            .map_err(super::failed("detach the device of", place.path()))?;
     }
     place.remove().map_err(failed("remove"))
 }
@@ -332,13 +371,13 @@ fn node_place<'a>(
 
 /// Finds the loop device that stays bound to an image, by the name of the image: the pool may be
 /// gone.
-fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Loop>> {
+fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Attached>> {
     for bound in system.bound_loops()? {
         if loopdev::image_of(&bound.backing_file).as_ref() != Some(image) {
             continue;
         }
-        if let Some(device) = loopdev::open_bound(system, bound.number)?
-            && system.is_kept(device.number)?
+        if let Some(device) = Attached::open(system, bound.number, image)?
+            && device.is_kept(system)?
             && loopdev::has_image(system, bound.number, image)?
         {
             return Ok(Some(device));
@@ -350,18 +389,23 @@ fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Loop>> {
 /// Lists the mounts of the nodes of a loop device, as far as this process sees: at staging and
 /// target paths, and where kubelet bind-mounts a target again for its pod.
 pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount>> {
-    let mut mounts = system.mounts()?;
-    mounts.retain(|mount| named_number(mount) == Some(number));
+    let mut mounts = Vec::new();
+    for mount in system.mounts()? {
+        if named_number(system, &mount)? == Some(number) {
+            mounts.push(mount);
+        }
+    }
     let nodes = nodes_among(system, &mounts)?.into_iter();
     Ok(nodes.map(|(_, mount)| mount).collect())
 }
 
-/// Returns the mounts that are nodes of loop devices, each with the number of its device.
+/// Returns the mounts that are nodes of loop devices, or of mappings of Cistern over them, each with the number of its
+/// loop device.
 pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<Vec<(u32, Mount)>> {
     let mut all = Vec::new();
     for mount in mounts {
         // Filters by name first: the filesystem of another mount may hang.
-        let Some(number) = named_number(mount) else {
+        let Some(number) = named_number(system, mount)? else {
             continue;
         };
         // Opens it through its directory: the full path may exceed the limit of the kernel.
@@ -378,9 +422,11 @@ pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<V
     Ok(all)
 }
 
-/// Returns the number of the loop device whose node is mounted, judged by its name.
-pub(crate) fn named_number(mount: &Mount) -> Option<u32> {
-    system::loop_number(&node_name(&mount.root)?)
+/// Returns the number of the loop device whose node is mounted, or the node of its mapping, judged by its name.
+pub(crate) fn named_number(system: &dyn System, mount: &Mount) -> io::Result<Option<u32>> {
+    let named = node_name(&mount.root).and_then(|name| system::node_number(&name));
+    let device = named.map(|device| system.beneath(device)).transpose()?;
+    Ok(device.and_then(DeviceNumber::as_loop))
 }
 
 /// Returns the name of the mounted file, even if it was removed.

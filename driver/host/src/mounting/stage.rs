@@ -2,17 +2,19 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use super::{
     Difference, Error, NotStaged, Staged, device_of,
     difference::{conflict, is_volume, of_filesystem, of_mount},
-    failed, open,
+    failed, open, unlock_of,
 };
 use crate::{
+    attached::Attached,
+    encryption::{HeaderConflict, Lifetime},
     grow,
-    image::{self, FilesystemConflict},
+    image::{self, FilesystemConflict, Image},
     loopdev::{self, Loop},
     mount_target::MountTarget,
     pool::Pool,
@@ -75,7 +77,7 @@ impl Pool {
             attached.map_err(failed("mount the volume at", request.staging))
         };
         system
-            .mount_filesystem(kind, &bound.path, &parameters, attributes)
+            .mount_filesystem(kind, bound.path(), &parameters, attributes)
             .map_err(|error| not_mounted(request, error))
             .and_then(attach)?;
         verify_staged(&place, bound.device(), request)?;
@@ -86,11 +88,15 @@ impl Pool {
     }
 
     /// Does the work before staging that can take hours: checks the filesystem in full, and grows
-    /// it. Binds no loop device. The inner error means that the filesystem did not grow. Does
-    /// nothing when the image is bound already or needs neither.
+    /// it. Leaves no device attached. The inner error means that the filesystem did not grow. Does
+    /// nothing when the image is in use already or needs neither.
     pub fn prepare(&self, request: &StageRequest<'_>) -> Result<Result<(), grow::Error>, Error> {
         self.check().map_err(image::Error::from)?;
-        let (file, bound) = self.find_filesystem(request)?;
+        let (file, image) = self.own_image(request.image, request.volume)?;
+        if image.encryption().is_some() {
+            return Ok(self.attach_encrypted(request)?.1);
+        }
+        let bound = self.find_filesystem(file.as_fd(), &image, request)?;
         if bound.is_some() {
             return Ok(Ok(()));
         }
@@ -103,7 +109,7 @@ impl Pool {
     fn grow_staged(
         &self,
         place: &MountTarget<'_>,
-        bound: &Loop,
+        bound: &Attached,
         unbound: Result<(), grow::Error>,
         request: &StageRequest<'_>,
     ) -> Staged {
@@ -111,8 +117,9 @@ impl Pool {
             return Staged::default();
         }
         let (system, uid) = (&*self.system, request.image);
-        let grown = self.fit(bound, uid).and_then(|size| {
-            grow::grow_mounted(system, place, bound, uid, request.filesystem, size)
+        let keys = request.unlock.map(|unlock| unlock.keys);
+        let grown = self.fit(bound, uid, keys).and_then(|size| {
+            grow::grow_mounted(system, place, bound.as_fd(), uid, request.filesystem, size)
         });
         let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
         Staged {
@@ -122,14 +129,17 @@ impl Pool {
     }
 
     /// Verifies that the image belongs to the volume and holds its filesystem, grows the
-    /// filesystem, and binds the image to a loop device. The inner result says whether the growth
-    /// succeeded.
+    /// filesystem, and attaches the image. The inner result says whether the growth succeeded.
     fn attach_image(
         &self,
         request: &StageRequest<'_>,
-    ) -> Result<(Loop, Result<(), grow::Error>), Error> {
+    ) -> Result<(Attached, Result<(), grow::Error>), Error> {
         let (system, uid) = (&*self.system, request.image);
-        let (file, bound) = self.find_filesystem(request)?;
+        let (file, image) = self.own_image(uid, request.volume)?;
+        if image.encryption().is_some() {
+            return self.attach_encrypted(request);
+        }
+        let bound = self.find_filesystem(file.as_fd(), &image, request)?;
         let (bound, unbound) = if let Some(bound) = bound {
             (loopdev::verify(system, bound), Ok(()))
         } else {
@@ -138,42 +148,75 @@ impl Pool {
             (loopdev::bind(system, file.as_fd()), unbound)
         };
         let bound = bound.map_err(image::failed("bind the file", uid))?;
-        Ok((bound, unbound))
+        Ok((Attached::plain(bound), unbound))
     }
 
-    /// Opens the image, if it belongs to the volume and holds its filesystem, and the loop device
+    /// Does the same to an encrypted image, whose filesystem is seen only through its mapping.
+    fn attach_encrypted(
+        &self,
+        request: &StageRequest<'_>,
+    ) -> Result<(Attached, Result<(), grow::Error>), Error> {
+        let uid = request.image;
+        let unlock = unlock_of(request.unlock, uid)?;
+        let (file, image) = self.own_complete_image(uid, request.volume, unlock)?;
+        let opened = self.open_encrypted(file.as_fd(), uid, unlock, Lifetime::WhileUsed)?;
+        let attached = opened.attached;
+        self.verify_content(attached.as_fd(), &image, request)?;
+        let unbound = if opened.was_in_use {
+            Ok(())
+        } else {
+            self.prepare_unbound(attached.as_fd(), request)?
+        };
+        Ok((attached, unbound))
+    }
+
+    /// Verifies that an image holds the filesystem of its volume, and returns the loop device
     /// that it is bound to.
     fn find_filesystem(
         &self,
+        file: BorrowedFd<'_>,
+        image: &Image,
         request: &StageRequest<'_>,
-    ) -> Result<(OwnedFd, Option<Loop>), Error> {
+    ) -> Result<Option<Loop>, Error> {
         let (system, uid) = (&*self.system, request.image);
-        let (file, image) = self.own_image(uid, request.volume)?;
-        let superblock = superblock::read(system, file.as_fd())
-            .map_err(image::failed("read the filesystem", uid))?;
-        let why = match superblock {
-            None => Some(FilesystemConflict::Missing),
-            Some(found)
-                if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
-            {
-                Some(FilesystemConflict::of(&found))
-            }
-            Some(found) if found.size > image.size || request.size > image.size => {
-                Some(FilesystemConflict::ImageTooSmall { size: image.size })
-            }
-            Some(_) => None,
-        };
-        if let Some(why) = why {
-            let uid = uid.clone();
-            return Err(image::Error::FilesystemConflict { uid, why }.into());
+        if request.unlock.is_some() {
+            let (uid, why) = (uid.clone(), HeaderConflict::NotEncrypted);
+            return Err(image::Error::EncryptionConflict { uid, why }.into());
         }
+        self.verify_content(file, image, request)?;
         let id = system
-            .stat(file.as_fd())
+            .stat(file)
             .map_err(image::failed("stat the file", uid))?
             .id;
         let bound = loopdev::find(system, id, uid.as_ref())
             .map_err(image::failed("find the loop device", uid))?;
-        Ok((file, bound))
+        Ok(bound)
+    }
+
+    /// Verifies that a file or device holds the filesystem of its volume.
+    fn verify_content(
+        &self,
+        content: BorrowedFd<'_>,
+        image: &Image,
+        request: &StageRequest<'_>,
+    ) -> Result<(), Error> {
+        let (system, uid) = (&*self.system, request.image);
+        let superblock =
+            superblock::read(system, content).map_err(image::failed("read the filesystem", uid))?;
+        let why = match superblock {
+            None => FilesystemConflict::Missing,
+            Some(found)
+                if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
+            {
+                FilesystemConflict::of(&found)
+            }
+            Some(found) if found.size > image.size || request.size > image.size => {
+                FilesystemConflict::ImageTooSmall { size: image.size }
+            }
+            Some(_) => return Ok(()),
+        };
+        let uid = uid.clone();
+        Err(image::Error::FilesystemConflict { uid, why }.into())
     }
 }
 

@@ -11,7 +11,7 @@ use blake2::{Blake2b, Digest as _, digest::consts::U32};
 use sha2::Sha256;
 use twox_hash::XxHash64;
 
-use crate::{id::Uuid, system::System};
+use crate::{attached::size_of, id::Uuid, system::System};
 
 /// Offsets of the superblocks of a btrfs, as far as they fit.
 const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
@@ -29,7 +29,7 @@ const FEATURE_METADATA_UUID: u64 = 1 << 10;
 
 /// Changes the UUID of a btrfs clone before its first mount.
 pub(crate) fn btrfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> io::Result<()> {
-    let size = system.stat(file)?.size;
+    let size = size_of(system, file)?;
     let mut renewed = 0;
     for offset in SUPERBLOCKS {
         if offset + LENGTH as u64 > size {

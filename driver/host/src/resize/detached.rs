@@ -4,6 +4,7 @@
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
 };
 
 use cistern_types::{Bytes, FilesystemType};
@@ -13,7 +14,7 @@ use crate::{
     cause::Cause,
     check,
     id::Uid,
-    loopdev::{self, Loop},
+    loopdev,
     patience::until,
     system::{self, MountAttrFlags, OFlags, Parameter, System},
 };
@@ -34,7 +35,7 @@ pub(crate) fn grow(
     size: Bytes,
 ) -> Result<(), check::Error> {
     let bound = loopdev::bind(system, file).map_err(Cause::from)?;
-    grow_bound(system, &bound, filesystem, size)?;
+    grow_on(system, (&bound.path, bound.as_fd()), filesystem, size)?;
     drop(bound);
     let id = system.stat(file).map_err(Cause::from)?.id;
     // The unmount is complete when the device is detached from the file.
@@ -48,9 +49,10 @@ pub(crate) fn grow(
     }
 }
 
-fn grow_bound(
+/// Does the same to the filesystem on a device, open for reading, that is mounted until this returns or shortly after.
+pub(crate) fn grow_on(
     system: &dyn System,
-    bound: &Loop,
+    (path, device): (&Path, BorrowedFd<'_>),
     filesystem: FilesystemType,
     size: Bytes,
 ) -> Result<(), check::Error> {
@@ -59,7 +61,7 @@ fn grow_bound(
         FilesystemType::Ext4 | FilesystemType::Btrfs => &[],
     };
     let mount = system
-        .mount_filesystem(filesystem.as_str(), &bound.path, parameters, ATTRIBUTES)
+        .mount_filesystem(filesystem.as_str(), path, parameters, ATTRIBUTES)
         .map_err(|error| {
             if system::is_damage(&error) {
                 let report = error.to_string();
@@ -68,20 +70,20 @@ fn grow_bound(
                 Cause::from(error).into()
             }
         })?;
-    grow_mount(system, mount.as_fd(), bound, filesystem, size)
+    grow_mount(system, mount.as_fd(), device, filesystem, size)
         .map_err(|error| Cause::from(error).into())
 }
 
 fn grow_mount(
     system: &dyn System,
     mount: BorrowedFd<'_>,
-    bound: &Loop,
+    device: BorrowedFd<'_>,
     filesystem: FilesystemType,
     size: Bytes,
 ) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let inside = system.open_beneath(mount, ".".as_ref(), flags)?;
-    if is_full(system, inside.as_fd(), bound, filesystem, size)? {
+    if is_full(system, inside.as_fd(), device, filesystem, size)? {
         return Ok(());
     }
     match filesystem {

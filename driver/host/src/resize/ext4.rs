@@ -5,6 +5,7 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 use cistern_types::Bytes;
 
 use crate::{
+    attached::size_of,
     cause::Cause,
     check,
     command::{Command, STDIN},
@@ -45,7 +46,7 @@ pub(crate) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) ->
     Ok(shape.covers(blocks(size)))
 }
 
-/// Grows the ext4 in a file to the size of the file. Does nothing when it already has that size.
+/// Grows the ext4 in a file or device to its size. Does nothing when it already has that size.
 ///
 /// resize2fs requires a full check just before.
 pub(crate) fn grow_unmounted(
@@ -53,7 +54,7 @@ pub(crate) fn grow_unmounted(
     file: BorrowedFd<'_>,
     progress: Progress<'_>,
 ) -> Result<(), check::Error> {
-    let size = system.stat(file).map_err(Cause::from)?.size;
+    let size = size_of(system, file).map_err(Cause::from)?;
     if is_full(system, file, Bytes(size)).map_err(Cause::from)? {
         return Ok(());
     }

@@ -60,7 +60,7 @@ impl<'a> Prepared<'a> {
             self.image.identify(&Identity {
                 owner: Owner::Snapshot(request.record_at(time)),
                 uid: request.uid.clone(),
-                size: Bytes(size),
+                size: Bytes(size).saturating_sub(self.identity.header()),
                 source: None,
                 ..self.identity.clone()
             })

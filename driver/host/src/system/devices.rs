@@ -9,6 +9,12 @@ use std::{
 
 use super::{Disk, FileId};
 
+/// How the name of every mapping of Cistern begins. The name of its image follows.
+pub(crate) const MAPPING: &str = "cistern-";
+/// How the UUID of every mapping of an encrypted device begins (cryptsetup). A logical volume of a group `cistern` has
+/// the name of a mapping of Cistern, and another UUID.
+pub(super) const MAPPING_UUID: &str = "CRYPT-LUKS2-";
+
 /// Major and minor number of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
@@ -133,6 +139,10 @@ pub trait Devices {
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// Lists the bound loop devices.
     fn bound_loops(&self) -> io::Result<Vec<BoundLoop>>;
+    /// Returns the loop device under a mapping of Cistern, and any other device itself. Opens none.
+    fn beneath(&self, device: DeviceNumber) -> io::Result<DeviceNumber>;
+    /// Returns the mapping of Cistern over a loop device; none when there is none.
+    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>>;
     /// Returns the path of the file behind a loop device; none when it is not bound.
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>>;
     /// Returns the number of a free loop device that is not in `except`; adds one if needed.
@@ -158,10 +168,15 @@ pub trait Devices {
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()>;
 }
 
-/// Parses the name of a loop device node, in `/dev` or in Cistern's own directory, into its number.
-pub(crate) fn loop_number(name: &str) -> Option<u32> {
-    let number = name
-        .strip_prefix("loop")
-        .or_else(|| name.strip_prefix("7-"))?;
-    number.parse().ok()
+/// Parses the name of a device node: of a loop device in `/dev`, or of any device in Cistern's own
+/// directory.
+pub(crate) fn node_number(name: &str) -> Option<DeviceNumber> {
+    if let Some(number) = name.strip_prefix("loop") {
+        return number.parse().ok().map(DeviceNumber::of_loop);
+    }
+    let (major, minor) = name.split_once('-')?;
+    Some(DeviceNumber {
+        major: major.parse().ok()?,
+        minor: minor.parse().ok()?,
+    })
 }

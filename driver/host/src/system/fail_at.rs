@@ -280,6 +280,14 @@ impl Devices for FailAt {
         self.next()?.bound_loops()
     }
 
+    fn beneath(&self, device: DeviceNumber) -> io::Result<DeviceNumber> {
+        self.next()?.beneath(device)
+    }
+
+    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>> {
+        self.next()?.mapping_over(number)
+    }
+
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {
         self.next()?.backing_file(number)
     }
@@ -381,8 +389,8 @@ impl Filesystems for FailAt {
         self.next()?.xfs_damage(inside)
     }
 
-    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>> {
-        self.next()?.ext4_errors(number)
+    fn ext4_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>> {
+        self.next()?.ext4_errors(device)
     }
 
     fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>> {

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::{Mount, MountAttrFlags};
+use super::{DeviceNumber, Mount, MountAttrFlags};
 use crate::id::Uuid;
 
 /// Geometry of a mounted XFS.
@@ -66,9 +66,9 @@ pub trait Filesystems {
     /// Counts the parts of the XFS of a file that the kernel has found to be damaged: in its first
     /// allocation groups and in global metadata; none for another filesystem.
     fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>>;
-    /// Counts the errors that the kernel found in the mounted ext4 on a loop device, since it was
+    /// Counts the errors that the kernel found in the mounted ext4 on a device, since it was
     /// made or checked; none when it is not mounted.
-    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>>;
+    fn ext4_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>>;
     /// Counts the errors of the mounted btrfs of this UUID, since it was made or the counters were
     /// reset; none when it is not mounted, or the kernel does not report them (before 5.14).
     fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>>;

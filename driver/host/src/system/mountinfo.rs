@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DeviceNumber, devices::loop_number};
+use super::{DeviceNumber, devices::node_number};
 
 /// One mount in the kernel's mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +18,9 @@ pub struct Mount {
     pub id: u64,
     /// ID of the mount that it is attached to.
     pub parent: u64,
-    /// Device number of the filesystem. For a btrfs on a loop device, that of the loop device, because
-    /// btrfs has an anonymous device number.
+    /// Device number of the filesystem. For a btrfs on a device of Cistern, that of the device, because
+    /// btrfs has an anonymous device number. For a filesystem on a mapping of Cistern, that of the loop device
+    /// under it, which identifies the image.
     pub device: DeviceNumber,
     /// The directory within the filesystem that is mounted.
     pub root: PathBuf,
@@ -93,7 +94,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let source = path(next()?)?;
     let filesystem_options = options(next()?);
     let beneath = if filesystem == "btrfs" {
-        loop_device(&source)
+        node(&source).filter(|device| device.as_loop().is_some())
     } else {
         None
     };
@@ -122,11 +123,10 @@ fn device(field: &[u8]) -> Option<DeviceNumber> {
     })
 }
 
-/// The loop device at a path. For a btrfs, the kernel writes the path of its device, and not the
-/// source that a process passed.
-fn loop_device(source: &Path) -> Option<DeviceNumber> {
-    let name = source.file_name()?.to_str()?;
-    loop_number(name).map(DeviceNumber::of_loop)
+/// The device whose node is at a path, judged by its name. For a btrfs, the kernel writes the path of its device,
+/// and not the source that a process passed.
+pub(super) fn node(source: &Path) -> Option<DeviceNumber> {
+    node_number(source.file_name()?.to_str()?)
 }
 
 fn options(field: &[u8]) -> Vec<String> {

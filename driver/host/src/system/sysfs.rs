@@ -13,7 +13,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{BoundLoop, DeviceNumber, IoCounters, LoopSettings};
+use super::{
+    BoundLoop, DeviceNumber, IoCounters, LoopSettings,
+    devices::{MAPPING, MAPPING_UUID},
+};
 use crate::id::Uuid;
 
 /// Attributes that identify a disk: of NVMe, of SCSI and ATA, of a mapping, of an array, of virtio,
@@ -73,11 +76,10 @@ pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io:
 
 /// Lists the block devices built on a block device.
 pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(format!("/sys/dev/block/{device}/holders"))? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    Ok(names)
+    let entries = fs::read_dir(format!("/sys/dev/block/{device}/holders"))?;
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// Returns the stable identity of a block device.
@@ -130,9 +132,16 @@ pub(super) fn device_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// Counts the errors that the kernel found in the mounted ext4 on a loop device.
-pub(super) fn ext4_errors(loop_number: u32) -> io::Result<Option<u64>> {
-    number(&format!("/sys/fs/ext4/loop{loop_number}/errors_count"))
+/// Counts the errors that the kernel found in the mounted ext4 on a device.
+pub(super) fn ext4_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
+    // The kernel names the directory as the device: loop1, dm-0.
+    let link = match fs::read_link(format!("/sys/dev/block/{device}")) {
+        Ok(link) => link,
+        Err(error) if is_no_attribute(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let name = link.file_name().unwrap_or_default().to_string_lossy();
+    number(&format!("/sys/fs/ext4/{name}/errors_count"))
 }
 
 /// Counts the errors of all kinds on the devices of the mounted btrfs of this UUID.
@@ -227,6 +236,50 @@ fn loops() -> io::Result<BTreeSet<u32>> {
         numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
     }
     Ok(numbers)
+}
+
+/// Returns the mapping of Cistern over a loop device.
+pub(super) fn mapping_over(number: u32) -> io::Result<Option<DeviceNumber>> {
+    for holder in names(&format!("/sys/block/loop{number}/holders"))? {
+        if is_mapping(&format!("/sys/block/{holder}"))? {
+            let device = text(&format!("/sys/block/{holder}/dev"))?;
+            return Ok(device.and_then(|device| DeviceNumber::parse(&device)));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the loop device under a mapping of Cistern, and any other device itself.
+pub(super) fn beneath(device: DeviceNumber) -> io::Result<DeviceNumber> {
+    let folder = format!("/sys/dev/block/{device}");
+    if !is_mapping(&folder)? {
+        return Ok(device);
+    }
+    let mut under = names(&format!("{folder}/slaves"))?.into_iter();
+    let number = under.find_map(|name| name.strip_prefix("loop")?.parse().ok());
+    Ok(number.map_or(device, DeviceNumber::of_loop))
+}
+
+/// Whether a device is a mapping of Cistern, which is not being removed.
+fn is_mapping(folder: &str) -> io::Result<bool> {
+    let begins = |attribute: &str, with: &str| match text(&format!("{folder}/dm/{attribute}")) {
+        Ok(found) => Ok(found.is_some_and(|found| found.starts_with(with))),
+        // The answer of device-mapper while it removes the device.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error),
+    };
+    Ok(begins("name", MAPPING)? && begins("uuid", MAPPING_UUID)?)
+}
+
+/// The names in a folder of `/sys`; none when it does not exist.
+fn names(folder: &str) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if is_no_attribute(&error) => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// Returns the path of the file behind a loop device; none when it is not bound.

@@ -50,6 +50,7 @@ impl<'a> Device<'a> {
         let identity = self.image.identity.as_ref().unwrap();
         let volume = identity.owner.volume().unwrap();
         let staged = self.pool.stage_block(&BlockStageRequest {
+            unlock: None,
             image: &self.image.uid,
             volume,
             size: SIZE,

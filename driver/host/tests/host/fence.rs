@@ -54,6 +54,7 @@ fn device(machine: &Machine, pool: &Pool) -> Image {
 fn stage_device(pool: &Pool, image: &Image, staging: &Path) -> Result<(), mounting::Error> {
     let identity = image.identity.as_ref().unwrap();
     let staged = pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &image.uid,
         volume: identity.owner.volume().unwrap(),
         size: SIZE,

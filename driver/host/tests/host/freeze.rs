@@ -43,6 +43,7 @@ fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> Image {
         ..wanted
     }));
     must(pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &image.uid,
         volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
         size: image.size,

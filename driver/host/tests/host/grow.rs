@@ -22,6 +22,7 @@ fn volume_of(pool: &Pool, filesystem: FilesystemType, provisioning: Provisioning
 
 fn expand(pool: &Pool, image: &Image, path: &Path, required: Bytes) -> Result<Bytes, Error> {
     pool.expand(&ExpandRequest {
+        keys: None,
         image: &image.uid,
         filesystem: image.identity.as_ref().unwrap().content.filesystem(),
         path,

@@ -16,7 +16,8 @@ use crate::scenario;
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
 use cistern_host::{
     Checking, Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration,
-    PublishRequest, Root, Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
+    PublishRequest, Root, Source, StageRequest, System, Uid, Unlock, image::Content,
+    inventory::Inventory,
 };
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::{
@@ -153,6 +154,12 @@ impl Drop for Machine {
                 .any(|folder| file.contains(folder))
             {
                 let device = format!("/dev/loop{}", bound.number);
+                let image = file.rsplit('/').next().unwrap_or_default();
+                let mapping = format!("cistern-{image}");
+                #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+                let _ = Command::new("cryptsetup")
+                    .args(["close", &mapping])
+                    .output();
                 // A read-only flag would stay for the next user of the device number.
                 for (program, option) in [("blockdev", "--setrw"), ("losetup", "-d")] {
                     #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
@@ -205,6 +212,7 @@ pub(crate) fn request(
     provisioning: Provisioning,
 ) -> ImageRequest {
     ImageRequest {
+        encryption: None,
         volume: format!("pvc-{name}"),
         uid: uid(&format!("uid-{name}")),
         size,
@@ -221,6 +229,8 @@ pub(crate) struct Volume<'a> {
     pub(crate) image: &'a Image,
     pub(crate) options: MountOptions,
     pub(crate) read_only: bool,
+    /// What opens it if it is encrypted.
+    pub(crate) unlock: Option<Unlock<'a>>,
 }
 
 impl<'a> Volume<'a> {
@@ -229,6 +239,7 @@ impl<'a> Volume<'a> {
             image,
             options: MountOptions::default(),
             read_only: false,
+            unlock: None,
         }
     }
 
@@ -238,6 +249,7 @@ impl<'a> Volume<'a> {
             panic!("expected a volume with a filesystem");
         };
         StageRequest {
+            unlock: self.unlock,
             image: &self.image.uid,
             volume: identity.owner.volume().unwrap(),
             filesystem,

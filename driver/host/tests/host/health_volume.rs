@@ -327,6 +327,7 @@ fn attach_block(machine: &Machine, pool: &Pool, staging: &Path, target: &Path) -
 
 fn stage_block(machine: &Machine, pool: &Pool, image: &Uid, staging: &Path, target: &Path) {
     must(pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image,
         volume: "pvc-block",
         size: Bytes::mib(16),

@@ -281,6 +281,7 @@ fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
     let stage = || {
         let mounted = must(pool.stage(&volume.stage(&at))).not_reallocated;
         let put = must(pool.stage_block(&BlockStageRequest {
+            unlock: None,
             image: &device.uid,
             volume: "pvc-b",
             size: block.size,

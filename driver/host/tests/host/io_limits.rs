@@ -234,6 +234,7 @@ fn the_operations_of_a_raw_block_volume_are_limited() {
     let image = must(pool.create_image(&request));
     let staging = machine.staging("s");
     must(pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &image.uid,
         volume: &request.volume,
         size: image.size,

@@ -19,6 +19,7 @@ mod damage;
 mod device;
 mod directory;
 mod disks;
+mod encryption;
 mod extent_size;
 mod failing;
 mod faults;

@@ -136,6 +136,7 @@ fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> (Image, File) {
     }));
     let staging = machine.staging(name);
     must(pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &image.uid,
         volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
         size: image.size,

@@ -238,6 +238,7 @@ fn a_device_that_is_in_use_is_not_adopted() {
     write(&machine, &original, &raw);
     let staging = machine.staging("device");
     must(pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &raw.uid,
         volume: raw.identity.as_ref().unwrap().owner.volume().unwrap(),
         size: SIZE,

@@ -168,6 +168,7 @@ pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
 /// A thick volume, so that the steps include allocation.
 pub(crate) fn volume() -> ImageRequest {
     ImageRequest {
+        encryption: None,
         volume: "pvc-a".to_owned(),
         uid: uid("uid-a"),
         size: Bytes::mib(64),
@@ -182,6 +183,7 @@ pub(crate) fn volume() -> ImageRequest {
 /// A volume whose filesystem grows while it is mounted.
 fn online_volume() -> ImageRequest {
     ImageRequest {
+        encryption: None,
         volume: "pvc-b".to_owned(),
         uid: uid("uid-b"),
         size: Bytes::mib(300),
@@ -196,6 +198,7 @@ fn online_volume() -> ImageRequest {
 /// A raw block volume.
 fn device(folder: &Path) -> ImageRequest {
     ImageRequest {
+        encryption: None,
         volume: "pvc-c".to_owned(),
         uid: unique_uid(folder, "c"),
         size: Bytes::mib(8),
@@ -365,6 +368,7 @@ pub(crate) fn run(
 
 fn expand(pool: &Pool, staging: &Path) -> Result<(), cistern_host::grow::Error> {
     let expanded = pool.expand(&ExpandRequest {
+        keys: None,
         image: &online_volume().uid,
         filesystem: online_volume().filesystem,
         path: staging,
@@ -544,6 +548,7 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
         return Err("no filesystem".into());
     };
     pool.stage(&StageRequest {
+        unlock: None,
         image: &image.uid,
         volume: identity.owner.volume().ok_or("no volume")?,
         filesystem,
@@ -616,6 +621,7 @@ fn from_trash(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
 
 fn stage_block(pool: &Pool, device: &ImageRequest, staging: &Path) -> Result<(), Box<dyn Error>> {
     pool.stage_block(&BlockStageRequest {
+        unlock: None,
         image: &device.uid,
         volume: &device.volume,
         size: device.size,

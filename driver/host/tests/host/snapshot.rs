@@ -343,6 +343,7 @@ fn a_snapshot_is_never_attached_grown_or_allocated_and_only_root_reads_it() {
     };
     refused(pool.stage(&stage).unwrap_err());
     let block = BlockStageRequest {
+        unlock: None,
         image: &taken.uid,
         volume: "pvc-a",
         size: taken.size,

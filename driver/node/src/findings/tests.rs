@@ -18,6 +18,7 @@ fn image(uid: &str) -> Image {
     Image {
         uid: uid.parse().unwrap(),
         identity: Some(Identity {
+            encryption: None,
             owner: Owner::Volume("pvc-1".into()),
             uid: uid.parse::<Uid>().unwrap(),
             pool_uuid: POOL_UUID.parse().unwrap(),

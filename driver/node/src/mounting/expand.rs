@@ -71,6 +71,7 @@ impl Mounter {
         let pool = self.pool(&volume).await?;
         let grown = on_host(guard, move || {
             let request = ExpandRequest {
+                keys: None,
                 image: &volume.image,
                 filesystem: volume.content.filesystem(),
                 path: &path,

@@ -178,6 +178,7 @@ fn stage(
         Content::Block => {
             if !root.is_block_staged(&volume.image, &request.staging)? {
                 let staged = pool?.stage_block(&BlockStageRequest {
+                    unlock: None,
                     image: &volume.image,
                     volume: &volume.name,
                     size: volume.size,
@@ -207,6 +208,7 @@ pub(super) fn stage_request<'a>(
     checking: Checking<'a>,
 ) -> StageRequest<'a> {
     StageRequest {
+        unlock: None,
         image: &volume.image,
         volume: &volume.name,
         filesystem,

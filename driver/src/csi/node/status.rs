@@ -80,6 +80,7 @@ fn of_growth(error: &expand::Error) -> Code {
             grow::Error::OutOfRange { .. } => Code::OutOfRange,
             grow::Error::ReadOnly { .. }
             | grow::Error::OnlyUnmounted { .. }
+            | grow::Error::KeyNeeded { .. }
             | grow::Error::TooLarge { .. } => Code::FailedPrecondition,
         },
     }
@@ -96,12 +97,15 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
             | image::Error::NotAdoptable { .. }
+            | image::Error::EncryptionConflict { .. }
             | image::Error::Damaged { .. }
             | image::Error::CheckNeeded { .. }
             | image::Error::TooLargeToCheck { .. }
             | image::Error::InUse { .. }
             | image::Error::Moving { .. }
             | image::Error::NotClosing { .. } => Code::FailedPrecondition,
+            image::Error::KeyNeeded { .. } => Code::InvalidArgument,
+            image::Error::WrongKey { .. } => Code::PermissionDenied,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,
         },

@@ -9,6 +9,7 @@ use cistern_types::FilesystemType;
 
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
+    attached,
     id::Uid,
     image::Content,
     loopdev,
@@ -29,6 +30,8 @@ pub(super) struct Attachments {
 #[derive(Debug)]
 struct Device {
     number: u32,
+    /// The device that a pod uses: the mapping over the loop device of an encrypted image, or the loop device itself.
+    topmost: DeviceNumber,
     image: Uid,
     /// Whether the image was removed.
     is_deleted: bool,
@@ -43,9 +46,11 @@ impl Attachments {
             let Some(image) = loopdev::image_of(&bound.backing_file) else {
                 continue;
             };
-            match system.is_read_only(DeviceNumber::of_loop(bound.number)) {
+            let topmost = attached::topmost(system, bound.number)?;
+            match system.is_read_only(topmost) {
                 Ok(is_read_only) => devices.push(Device {
                     number: bound.number,
+                    topmost,
                     image,
                     is_deleted: loopdev::is_deleted(&bound),
                     is_read_only,
@@ -123,7 +128,7 @@ impl Attachments {
             troubles.extend(examine_filesystem(
                 system,
                 volume.content,
-                device.number,
+                device.topmost,
                 &mounts,
             ));
         }
@@ -175,7 +180,7 @@ fn missing_mount(volume: &VolumeSubject<'_>, mounts: &[&Mount]) -> Option<Volume
 fn examine_filesystem(
     system: &dyn System,
     content: Content,
-    number: u32,
+    device: DeviceNumber,
     mounts: &[&Mount],
 ) -> Vec<VolumeTrouble> {
     let Content::Filesystem { filesystem, uuid } = content else {
@@ -193,7 +198,7 @@ fn examine_filesystem(
     }
     let counted = match filesystem {
         _ if mounts.is_empty() => Ok(None),
-        FilesystemType::Ext4 => system.ext4_errors(number),
+        FilesystemType::Ext4 => system.ext4_errors(device),
         FilesystemType::Btrfs => system.btrfs_errors(uuid),
         // XFS has no counter, and reports its damage itself.
         FilesystemType::Xfs => Ok(None),
@@ -202,7 +207,7 @@ fn examine_filesystem(
         Ok(None | Some(0)) => {}
         Ok(Some(count)) => troubles.push(VolumeTrouble::FilesystemErrors { count }),
         Err(error) => {
-            let operation = format!("ask for the errors of /dev/loop{number}");
+            let operation = format!("ask for the errors of device {device}");
             troubles.push(VolumeTrouble::failed(operation, &error));
         }
     }

@@ -75,6 +75,17 @@ impl Devices for Linux {
         sysfs::bound_loops()
     }
 
+    fn beneath(&self, device: DeviceNumber) -> io::Result<DeviceNumber> {
+        match device.as_loop() {
+            Some(_) => Ok(device),
+            None => sysfs::beneath(device),
+        }
+    }
+
+    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>> {
+        sysfs::mapping_over(number)
+    }
+
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {
         sysfs::backing_file(number)
     }

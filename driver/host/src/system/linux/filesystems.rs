@@ -1,6 +1,7 @@
 //! Mounts, by the mount API of Linux 5.2 and later, and ioctls of filesystems.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     ffi::OsStr,
     fs, io,
     os::fd::{AsRawFd as _, BorrowedFd, OwnedFd},
@@ -18,7 +19,9 @@ use rustix::{
 };
 
 use super::{
-    super::{Filesystems, Mount, Parameter, XfsGeometry, mountinfo, sysfs},
+    super::{
+        DeviceNumber, Devices as _, Filesystems, Mount, Parameter, XfsGeometry, mountinfo, sysfs,
+    },
     Linux,
 };
 use crate::{id::Uuid, ioctl};
@@ -40,7 +43,20 @@ impl Filesystems for Linux {
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         // Of this thread: a mount namespace is a property of a thread.
         let text = fs::read("/proc/thread-self/mountinfo")?;
-        mountinfo::parse(&text).map_err(io::Error::other)
+        let mut mounts = mountinfo::parse(&text).map_err(io::Error::other)?;
+        let mut known = HashMap::new();
+        for mount in &mut mounts {
+            let named = (mount.filesystem == "btrfs").then(|| mountinfo::node(&mount.source));
+            let device = named.flatten().unwrap_or(mount.device);
+            let beneath = match known.entry(device) {
+                Entry::Occupied(found) => *found.get(),
+                Entry::Vacant(unknown) => *unknown.insert(self.beneath(device)?),
+            };
+            if beneath.as_loop().is_some() {
+                mount.device = beneath;
+            }
+        }
+        Ok(mounts)
     }
 
     fn mount_id(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
@@ -147,8 +163,8 @@ impl Filesystems for Linux {
         Ok(Some(damaged))
     }
 
-    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>> {
-        sysfs::ext4_errors(number)
+    fn ext4_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>> {
+        sysfs::ext4_errors(device)
     }
 
     fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>> {

@@ -252,6 +252,7 @@ impl<'a> Operations<'a> {
         self.stage(&self.existing("a"));
         must(self.pool.grow_image(&self.machine.uid("a"), GROWN));
         let expanded = self.pool.expand(&ExpandRequest {
+            keys: None,
             image: &self.machine.uid("a"),
             filesystem: Some(self.filesystem),
             path: &self.staging,

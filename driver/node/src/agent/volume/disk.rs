@@ -59,6 +59,7 @@ fn make(
         VolumeStep::Make if !is_adopted(volume) => {
             let source = volume.spec.content_source.as_ref();
             let request = ImageRequest {
+                encryption: None,
                 volume: volume.name_any(),
                 uid: name_of(volume)?,
                 size: reserved,

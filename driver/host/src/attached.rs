@@ -1,0 +1,143 @@
+//! [`Attached`]: an image with its devices.
+
+use std::{io, os::fd::BorrowedFd, path::Path};
+
+use crate::{
+    cause::Cause,
+    encryption::Mapping,
+    id::Uid,
+    loopdev::{self, Loop},
+    system::{DeviceNumber, FileId, FileKind, System},
+};
+
+/// The devices of an image: its loop device, and the mapping over it if the image is encrypted. Pods use the topmost.
+/// The number of the loop device identifies the image, also in the tables of [`System`].
+#[derive(Debug)]
+pub(crate) struct Attached {
+    bound: Loop,
+    mapping: Option<Mapping>,
+}
+
+impl Attached {
+    /// An image without a mapping.
+    pub(crate) fn plain(bound: Loop) -> Self {
+        Self {
+            bound,
+            mapping: None,
+        }
+    }
+
+    /// An image with a mapping over its loop device.
+    pub(crate) fn mapped(bound: Loop, mapping: Mapping) -> Self {
+        Self {
+            bound,
+            mapping: Some(mapping),
+        }
+    }
+
+    /// Finds the devices of a file that is an image; none when no loop device is bound to it.
+    pub(crate) fn find(
+        system: &dyn System,
+        file: FileId,
+        image: &Uid,
+    ) -> Result<Option<Self>, Cause> {
+        match loopdev::find(system, file, image.as_ref())? {
+            Some(bound) => Ok(Some(Self::over(system, bound, image)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens the devices of an image by the number of its loop device; none when that does not exist.
+    pub(crate) fn open(system: &dyn System, number: u32, image: &Uid) -> io::Result<Option<Self>> {
+        match loopdev::open_bound(system, number)? {
+            Some(bound) => Self::over(system, bound, image).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn over(system: &dyn System, bound: Loop, image: &Uid) -> io::Result<Self> {
+        let mapping = Mapping::find(system, &bound, image)?;
+        Ok(Self { bound, mapping })
+    }
+
+    /// Returns the loop device and the mapping.
+    pub(crate) fn into_parts(self) -> (Loop, Option<Mapping>) {
+        (self.bound, self.mapping)
+    }
+
+    /// Returns the number of the loop device.
+    pub(crate) fn number(&self) -> u32 {
+        self.bound.number
+    }
+
+    /// Returns the device number that identifies the image.
+    pub(crate) fn device(&self) -> DeviceNumber {
+        self.bound.device()
+    }
+
+    /// Whether there is a mapping.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapping.is_some()
+    }
+
+    /// Returns the path of the node of the topmost device.
+    pub(crate) fn path(&self) -> &Path {
+        self.mapping
+            .as_ref()
+            .map_or(&self.bound.path, Mapping::path)
+    }
+
+    /// Returns the topmost device, open for reading.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mapping
+            .as_ref()
+            .map_or_else(|| self.bound.as_fd(), Mapping::as_fd)
+    }
+
+    /// Returns the loop device.
+    pub(crate) fn bound(&self) -> &Loop {
+        &self.bound
+    }
+
+    /// Returns the mapping; none without one.
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        self.mapping.as_ref()
+    }
+
+    /// Keeps the devices when their last user closes them. A mapping is kept already, and keeps the loop device.
+    pub(crate) fn keep(&self, system: &dyn System) -> io::Result<()> {
+        match self.mapping {
+            Some(_) => Ok(()),
+            None => self.bound.keep(system),
+        }
+    }
+
+    /// Whether the devices stay when their last user closes them.
+    pub(crate) fn is_kept(&self, system: &dyn System) -> io::Result<bool> {
+        Ok(self.is_mapped() || system.is_kept(self.number())?)
+    }
+
+    /// Removes the mapping, and detaches the loop device, when their last user closes them.
+    pub(crate) fn detach(self, system: &dyn System) -> Result<(), Cause> {
+        if let Some(mapping) = &self.mapping {
+            mapping.close_when_unused(system, &self.bound)?;
+        }
+        Ok(self.bound.detach(system)?)
+    }
+}
+
+/// Returns the size of a file or a block device in bytes.
+pub(crate) fn size_of(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<u64> {
+    let stat = system.stat(file)?;
+    if stat.kind == FileKind::BlockDevice {
+        return system.device_size(file);
+    }
+    Ok(stat.size)
+}
+
+/// Returns the number of the device that a pod uses of an image whose loop device has this number: its mapping, or the
+/// loop device itself.
+pub(crate) fn topmost(system: &dyn System, number: u32) -> io::Result<DeviceNumber> {
+    let mapping = system.mapping_over(number)?;
+    Ok(mapping.unwrap_or_else(|| DeviceNumber::of_loop(number)))
+}

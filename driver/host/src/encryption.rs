@@ -1,0 +1,65 @@
+//! Encryption at rest: LUKS2 between the loop device of an image and its filesystem.
+//!
+//! ```text
+//! image ── loop device ── mapping `cistern-<image>` ── filesystem, or the device of a raw block volume
+//! 16 MiB header           (dm-crypt)
+//! ```
+//!
+//! The key arrives when a volume is staged for the first time, so an image is made without a header and without a
+//! filesystem. Its identity says that it is [`EncryptionState::Unformatted`]; only then [`complete`] formats, and
+//! what it formats is a new file that replaces the image by one rename. cryptsetup(8) owns the format.
+//!
+//! *Invariants:* a key is in no argument, environment, file or message. Nothing in a file with a header is formatted
+//! again. A mapping without a mount goes away with the last process that has it open, except that of a raw block
+//! volume, which has no mount.
+
+mod attach;
+mod complete;
+mod header;
+mod key;
+mod luks;
+mod mapping;
+mod own;
+
+use cistern_types::{Bytes, FilesystemType};
+use serde::{Deserialize, Serialize};
+
+use crate::image::Content;
+
+pub(crate) use self::mapping::{Lifetime, Mapping};
+pub use self::{
+    complete::Unlock,
+    header::HeaderConflict,
+    key::{InvalidKey, Key, Keys},
+};
+
+/// Size of the header at the start of an encrypted image, in which LUKS2 keeps its metadata and keyslots.
+pub const HEADER: Bytes = Bytes::mib(16);
+
+/// What an encrypted image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EncryptionState {
+    /// No header: its volume was never staged.
+    Unformatted,
+    /// The header and the filesystem of the image that it was cloned from. The kernel does not mount both at a time.
+    Cloned,
+    /// A header, and the filesystem of a volume that has one.
+    Complete,
+}
+
+impl EncryptionState {
+    /// Whether the image is completed when its volume is staged.
+    pub fn is_incomplete(self) -> bool {
+        self != Self::Complete
+    }
+
+    /// Returns what a clone of an image in this state has.
+    pub(crate) fn of_clone(self, content: Content) -> Self {
+        match (self, content.filesystem()) {
+            (Self::Unformatted, _) => Self::Unformatted,
+            // The kernel accepts two ext4 of one UUID.
+            (_, None | Some(FilesystemType::Ext4)) => Self::Complete,
+            (_, Some(FilesystemType::Xfs | FilesystemType::Btrfs)) => Self::Cloned,
+        }
+    }
+}

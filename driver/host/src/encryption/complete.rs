@@ -1,0 +1,216 @@
+//! Completes an encrypted image when its key arrives: gives a new one a header and its filesystem, and a clone a
+//! filesystem of its own (`own.rs`).
+//!
+//! ```text
+//! image (Unformatted, Cloned) ─▶ unfinished file: header, filesystem, identity (Complete)
+//!       ▲                                               │
+//!       └──────────────── one rename ◀──────────────────┘
+//! ```
+//!
+//! *Invariants:* only an image whose identity is [`EncryptionState::Unformatted`], and that was never written to, gets
+//! a header. What is formatted is a new file without a name among the images. So the image has nothing, or a header and
+//! a whole filesystem, at every moment, and a crash formats nothing twice.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use cistern_types::{ExtentSize, MkfsOptions, Provisioning};
+
+use super::{
+    EncryptionState, Keys,
+    header::{self, HeaderConflict},
+    luks,
+    mapping::{Lifetime, Mapping, Options},
+};
+use crate::{
+    allocation,
+    attached::Attached,
+    cause::Cause,
+    id::Uid,
+    image::{Content, Error, Identity, Image, describe, failed, unfinished::Unfinished},
+    loopdev, mkfs,
+    patience::until,
+    pool::Pool,
+    progress, superblock,
+    system::System,
+};
+
+/// What opens an encrypted volume, and completes it when it is staged for the first time.
+#[derive(Clone, Copy, Debug)]
+pub struct Unlock<'a> {
+    /// The keys of its Secret.
+    pub keys: &'a Keys,
+    /// Whether discards inside the volume free space of the pool. They show which blocks are unused.
+    pub discard: bool,
+    /// Options for mkfs.
+    pub mkfs_options: &'a MkfsOptions,
+    /// The extent size hint of the image; none for the default of the kernel.
+    pub extent_size: Option<ExtentSize>,
+}
+
+impl Pool {
+    /// Completes an encrypted image that is not complete, and returns it as it is then: the filesystem of a clone has
+    /// another UUID. Does nothing for a complete one, also if it is in use. Fails if the image is in use or closing for
+    /// a move, if it does not belong to the volume, if no key opens the clone, or if the pool lacks the space.
+    pub fn complete_encrypted(
+        &self,
+        uid: &Uid,
+        volume: &str,
+        unlock: Unlock<'_>,
+    ) -> Result<Image, Error> {
+        self.check()?;
+        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        self.verify_owner(&image, volume)?;
+        if image
+            .encryption()
+            .is_some_and(EncryptionState::is_incomplete)
+        {
+            self.complete(uid, unlock)?;
+        }
+        self.image(uid)?.ok_or_else(|| self.missing(uid))
+    }
+
+    fn complete(&self, uid: &Uid, unlock: Unlock<'_>) -> Result<(), Error> {
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let locked = self.unused(file, uid)?;
+        let Some((image, identity)) = self.incomplete(&locked, uid)? else {
+            return Ok(());
+        };
+        self.refuse_marked(locked.as_fd(), uid)?;
+        let made = Unfinished::begin(self, uid, unlock.extent_size)?;
+        let content = if identity.encryption == Some(EncryptionState::Unformatted) {
+            self.format(&locked, &image, made.as_fd(), identity.content, unlock)?
+        } else {
+            self.make_encrypted_own(&locked, &image, made.as_fd(), identity.content, unlock)?
+        };
+        self.replace_by_complete(made, &image, identity, content)
+    }
+
+    /// The image and its identity, if it is not complete.
+    fn incomplete(&self, locked: &OwnedFd, uid: &Uid) -> Result<Option<(Image, Identity)>, Error> {
+        let is_named = self.is_named(self.images.as_fd(), locked.as_fd(), uid);
+        if !is_named.map_err(failed("stat the file", uid))? {
+            return Err(self.missing(uid));
+        }
+        let image = describe(&*self.system, locked.as_fd(), uid);
+        let image = image.map_err(failed("read the identity", uid))?;
+        let is_incomplete =
+            |found: &Identity| found.encryption.is_some_and(EncryptionState::is_incomplete);
+        let identity = image.identity.clone().filter(is_incomplete);
+        Ok(identity.map(|identity| (image, identity)))
+    }
+
+    /// Writes a header to a new file, and makes the filesystem of its volume behind it.
+    fn format(
+        &self,
+        locked: &OwnedFd,
+        image: &Image,
+        made: BorrowedFd<'_>,
+        content: Content,
+        unlock: Unlock<'_>,
+    ) -> Result<Content, Error> {
+        let (system, uid, size) = (&*self.system, &image.uid, image.file_size().0);
+        let is_blank = header::is_blank(system, locked.as_fd(), size);
+        if !is_blank.map_err(failed("read the extents", uid))? {
+            let (uid, why) = (uid.clone(), HeaderConflict::NotBlank);
+            return Err(Error::EncryptionConflict { uid, why });
+        }
+        let format = || -> Result<(), Cause> {
+            system.truncate(made, size)?;
+            let bound = loopdev::bind(system, made)?;
+            luks::format(system, &bound.path, &unlock.keys.current)?;
+            drop(bound);
+            let mapped = self.map_unfinished(made, uid, unlock)?;
+            let mapped =
+                mapped.ok_or_else(|| io::Error::other("the new header has another key"))?;
+            make_filesystem(system, mapped.as_fd(), content, unlock.mkfs_options)?;
+            system.sync(mapped.as_fd())?;
+            drop(mapped);
+            wait_until_detached(system, made, uid)
+        };
+        format().map_err(|source| self.no_space_or("format the encrypted file", uid, source))?;
+        Ok(content)
+    }
+
+    /// Attaches an unfinished file that has a header; none if no key opens it.
+    pub(super) fn map_unfinished(
+        &self,
+        made: BorrowedFd<'_>,
+        uid: &Uid,
+        unlock: Unlock<'_>,
+    ) -> Result<Option<Attached>, Cause> {
+        let system = &*self.system;
+        wait_until_detached(system, made, uid)?;
+        let bound = loopdev::bind(system, made)?;
+        let options = Options {
+            discard: unlock.discard,
+            lifetime: Lifetime::WhileUsed,
+        };
+        let mapping = Mapping::open(system, &bound, uid, unlock.keys, options)?;
+        Ok(mapping.map(|mapping| Attached::mapped(bound, mapping)))
+    }
+
+    /// Gives a complete file the name of the image.
+    fn replace_by_complete(
+        &self,
+        made: Unfinished<'_>,
+        image: &Image,
+        identity: Identity,
+        content: Content,
+    ) -> Result<(), Error> {
+        let (system, uid) = (&*self.system, &image.uid);
+        let no_space_or = |operation, source| self.no_space_or(operation, uid, source);
+        if identity.provisioning == Provisioning::Thick {
+            // After mkfs, which punches holes.
+            allocation::ensure(system, made.as_fd(), image.file_size(), progress::UNSEEN)
+                .map_err(|source| no_space_or("allocate the space", source.into()))?;
+        }
+        let identity = Identity {
+            encryption: Some(EncryptionState::Complete),
+            content,
+            ..identity
+        };
+        made.identify(&identity)
+            .map_err(|source| no_space_or("write the identity", source.into()))?;
+        made.replace()
+            .and_then(|()| system.sync(self.images.as_fd()))
+            .map_err(failed("replace the incomplete image", uid))
+    }
+}
+
+/// Makes the filesystem of a volume on a new mapping; none for a raw block volume.
+fn make_filesystem(
+    system: &dyn System,
+    mapping: BorrowedFd<'_>,
+    content: Content,
+    options: &MkfsOptions,
+) -> Result<(), Cause> {
+    let Content::Filesystem { filesystem, uuid } = content else {
+        return Ok(());
+    };
+    mkfs::mapping(system, mapping, filesystem, uuid, options)?;
+    let made = superblock::read(system, mapping)?;
+    if made.is_some_and(|made| (made.kind, made.uuid) == (filesystem, uuid)) {
+        return Ok(());
+    }
+    Err(io::Error::other("mkfs made another filesystem than requested").into())
+}
+
+/// Waits until nothing is attached to a file, whose mapping goes away with its last user.
+pub(super) fn wait_until_detached(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    uid: &Uid,
+) -> Result<(), Cause> {
+    let id = system.stat(file)?.id;
+    let found = until(
+        || Attached::find(system, id, uid),
+        |found| !matches!(found, Ok(Some(_))),
+    );
+    match found? {
+        None => Ok(()),
+        Some(_) => Err(io::Error::from(io::ErrorKind::ResourceBusy).into()),
+    }
+}

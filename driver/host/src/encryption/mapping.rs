@@ -1,0 +1,145 @@
+//! Mappings: the decrypted data of an image, as a block device.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use super::{Key, Keys, luks};
+use crate::{
+    cause::Cause,
+    id::Uid,
+    loopdev::{Loop, is_gone},
+    system::{MAPPING, OFlags, System},
+};
+
+/// A mapping over a loop device that stays while this value lives.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    name: String,
+    path: PathBuf,
+    device: OwnedFd,
+}
+
+/// How long a mapping stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// Until its last user closes it: a mount keeps it.
+    WhileUsed,
+    /// Until it is removed: nothing keeps the device of a raw block volume.
+    UntilRemoved,
+}
+
+/// Options of a new mapping.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) discard: bool,
+    pub(super) lifetime: Lifetime,
+}
+
+impl Mapping {
+    /// Returns the path of its device node.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the device, open for reading.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Grows the mapping to the size of its device; false if the current key is not one of the device.
+    pub(crate) fn resize(&self, system: &dyn System, keys: &Keys) -> Result<bool, Cause> {
+        luks::resize(system, &self.name, &keys.current)
+    }
+
+    /// Removes the mapping when its last user closes it.
+    pub(crate) fn close_when_unused(&self, system: &dyn System, bound: &Loop) -> Result<(), Cause> {
+        luks::close_when_unused(system, &self.name, bound.as_fd())
+    }
+
+    /// Removes the mapping. Fails with `ResourceBusy` while another process or a mount uses it.
+    pub(crate) fn close(self, system: &dyn System, bound: &Loop) -> Result<(), Cause> {
+        let Self { name, device, .. } = self;
+        drop(device);
+        luks::close(system, &name, bound.as_fd())
+    }
+
+    /// Returns the mapping of an image over its loop device; none when there is none.
+    pub(crate) fn find(system: &dyn System, bound: &Loop, image: &Uid) -> io::Result<Option<Self>> {
+        let Some(number) = system.mapping_over(bound.number)? else {
+            return Ok(None);
+        };
+        // A node of Cistern's own, whose name is that of the device: libdevmapper removes its node when the mapping is
+        // to be removed, which is while it is used.
+        let path = system.device_path(&number.node_name(), number)?;
+        match system.open(&path, OFlags::RDONLY) {
+            Ok(device) => Ok(Some(Self {
+                name: name(image),
+                path,
+                device,
+            })),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Maps the data of an image that has a header; none if no key is one of the image. The key before the current one
+    /// opens it no longer.
+    pub(super) fn open(
+        system: &dyn System,
+        bound: &Loop,
+        image: &Uid,
+        keys: &Keys,
+        options: Options,
+    ) -> Result<Option<Self>, Cause> {
+        let name = name(image);
+        let open = |key: &Key| {
+            let open = || luks::open(system, &bound.path, &name, key, options.discard);
+            match open() {
+                Err(cause) if cause.is_busy() => {
+                    // An interrupted call has left one over a file that it did not complete.
+                    luks::close(system, &name, bound.as_fd())?;
+                    open()
+                }
+                result => result,
+            }
+        };
+        if !rotate(system, bound, keys, open)? {
+            return Ok(None);
+        }
+        let mapping = Self::find(system, bound, image)?;
+        let mapping = mapping.ok_or_else(|| io::Error::other("the mapping has been removed"))?;
+        if options.lifetime == Lifetime::WhileUsed {
+            mapping.close_when_unused(system, bound)?;
+        }
+        Ok(Some(mapping))
+    }
+}
+
+/// The name of the mapping of an image.
+fn name(image: &Uid) -> String {
+    format!("{MAPPING}{image}")
+}
+
+/// Does something with the current key of a device, which takes the place of the one before it if need be.
+fn rotate(
+    system: &dyn System,
+    bound: &Loop,
+    keys: &Keys,
+    open: impl Fn(&Key) -> Result<bool, Cause>,
+) -> Result<bool, Cause> {
+    let Some(previous) = &keys.previous else {
+        return open(&keys.current);
+    };
+    let has_current = open(&keys.current)?;
+    if !has_current && !luks::add_key(system, &bound.path, previous, &keys.current)? {
+        return Ok(false);
+    }
+    luks::remove_key(system, &bound.path, previous)?;
+    if has_current {
+        return Ok(true);
+    }
+    open(&keys.current)
+}
