@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     doc = "Permits a node to copy an image from another node. Written by Cistern; deleted when the copy is made.",
     selectable = ".spec.sourceNode",
+    selectable = ".spec.targetNode",
     validation = Rule::new("self.spec == oldSelf.spec").message("an ImageTransfer cannot be changed"),
     validation = Rule::new("has(self.spec.snapshotName) || self.spec.purpose == 'Move'").message("a Restore has a snapshotName"),
     validation = Rule::new("!has(self.spec.baseImage) || self.spec.purpose == 'Move'").message("baseImage is for the purpose Move"),

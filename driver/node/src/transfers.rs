@@ -16,7 +16,7 @@ mod route;
 mod sending;
 mod wanted;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use cistern_transfer::KeyPair;
 use kube::Client;
@@ -33,6 +33,8 @@ pub use self::{
 };
 pub(crate) use grants::run;
 
+/// How long a copy waits that is not permitted yet, unless its permission is seen before, or whose source cannot send it.
+pub const RETRY: Duration = Duration::from_secs(5);
 /// Copies that a node receives at a time. Others wait.
 const RECEIVED: usize = 4;
 

@@ -7,6 +7,7 @@ use cistern_crds::{
     PoolVolume, Provisioning, Reason, SourceKind, TransferPurpose, condition,
 };
 use cistern_e2e::{ControlPlane, driver::Options, eventually};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, PostParams},
@@ -162,6 +163,42 @@ async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitt
         received >= 40 << 20 && sent == received,
         "{sent} {received}"
     );
+    source.finish().await;
+    target.finish().await;
+}
+
+/// Lets the API server select ImageTransfers by their source alone, as an older definition does.
+async fn define_as_before(control_plane: &ControlPlane) {
+    let api: Api<CustomResourceDefinition> = Api::all(control_plane.client());
+    let name = "imagetransfers.cistern.storage";
+    let mut definition = api.get(name).await.unwrap();
+    let fields = definition.spec.versions[0].selectable_fields.as_mut();
+    fields
+        .unwrap()
+        .retain(|it| it.json_path == ".spec.sourceNode");
+    let parameters = PostParams::default();
+    api.replace(name, &parameters, &definition).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_copy_is_made_also_with_a_definition_that_does_not_select_permissions_by_their_target() {
+    let control_plane = ControlPlane::start().await;
+    define_as_before(&control_plane).await;
+    let (source, target) = tokio::join!(
+        Fixture::start_with(&control_plane, "agent-older-source"),
+        Fixture::start_with(&control_plane, "agent-older-target")
+    );
+    let volume = source.volume("source", Bytes::mib(64)).await;
+    let snapshot = source.snapshot("s", &volume).await;
+    let from = (&source, &snapshot);
+    let restored = restore(&target, ("restored", Bytes::mib(64)), from, |_| {}).await;
+    let name = restored.name_any();
+    target.until(&name, "to wait", waits(Reason::Copying)).await;
+    permit(&source, &snapshot, &target, &restored).await;
+    target.until(&name, "to be ready", is_ready()).await;
+    let log = target.driver.node().process().log();
+    let warnings = log.lines().filter(|line| line.contains("are seen late"));
+    assert_eq!(warnings.count(), 1, "{log}");
     source.finish().await;
     target.finish().await;
 }

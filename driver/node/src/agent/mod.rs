@@ -3,6 +3,7 @@
 //! ```text
 //! StorageNode ──▶ pool reconcile ──▶ pools ──▶ report ──▶ StorageNode.status
 //! PoolVolume, PoolSnapshot(Group), PoolReplica ──▶ volume, snapshot, replica ──▶ admission, pools ──▶ their status
+//! ImageTransfer ──▶ permissions ──▶ the volume or replica that waits for it
 //! periodic checks, Node service ──▶ observations, health ──▶ their status
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! admission ─▶ plan, pools, health; metrics ─▶ pools, io_limits
 //! disks ─▶ pools; report ─▶ admission, disks; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
 //! reconcile ─▶ work, outcome, report
+//! permissions ─▶ desired, work
 //! checks, allocations ─▶ progress; allocations ─▶ running
 //! volume, snapshot, replica ─▶ plan, reconcile, admission, observations, io_limits, checks, allocations
 //! ```
@@ -35,6 +37,7 @@ pub mod local_node;
 pub mod metrics;
 pub mod observations;
 pub mod outcome;
+pub mod permissions;
 pub mod plan;
 pub mod pool_reconcile;
 pub mod pools;
@@ -127,6 +130,7 @@ impl Parts {
             work::run(&agent, watches.groups),
             work::run(&agent, watches.replicas),
             transfers::run(&agent, watches.transfers),
+            permissions::run(&agent, watches.permissions),
             ready,
         );
     }

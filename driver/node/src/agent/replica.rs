@@ -42,12 +42,6 @@ use crate::{
     transfers::{self, NotCopied, Received, Wanted},
 };
 
-/// How long a copy waits that is not permitted yet, at least and at most. Between the passes of a standby copy, it waits the
-/// longer the longer the last one is ago.
-const NOT_PERMITTED: Duration = Duration::from_secs(1);
-const NOT_PERMITTED_FOR_LONG: Duration = Duration::from_secs(5);
-/// How long a copy waits whose source cannot send it.
-const NOT_COPIED: Duration = Duration::from_secs(5);
 /// Interval at which the progress of a copy is reported.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How often a complete copy is looked for.
@@ -160,27 +154,23 @@ impl Reconciliation<'_, PoolReplica> {
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);
-        let (why, wait) = match received {
+        let why = match received {
             Ok(Received::Complete) => {
                 return reported.end(ReplicaOutcome::Own(Own::Complete)).await;
             }
             Ok(Received::Snapshot { image, took }) => return reported.passed(&image, took).await,
-            Err(NotCopied::Later(why)) if why.reason == Reason::Copying => {
-                let now = (self.agent.node.now)();
-                (why, until_permitted(self.object.received_snapshot(), now))
-            }
-            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => {
-                tracing::info!(replica = self.name, %why, "the copy waits");
-                (why, NOT_COPIED)
-            }
+            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => why,
         };
+        if why.reason != Reason::Copying {
+            tracing::info!(replica = self.name, %why, "the copy waits");
+        }
         match reported.write(&ReplicaOutcome::NotReady(why)).await? {
-            Some(_) => Ok(Action::requeue(wait)),
+            Some(_) => Ok(Action::requeue(transfers::RETRY)),
             None => Ok(Action::await_change()),
         }
     }
 
-    /// Reports that the node has a complete copy of a snapshot. The next pass begins soon.
+    /// Reports that the node has a complete copy of a snapshot. The next pass begins once it is permitted.
     async fn passed(&self, image: &Uid, took: Option<Duration>) -> Result<Action, Error> {
         let seconds = took.map(|took| u32::try_from(took.as_millis().div_ceil(1000)));
         let received = ReceivedSnapshot {
@@ -197,7 +187,7 @@ impl Reconciliation<'_, PoolReplica> {
                 return Ok(Action::await_change());
             }
         }
-        Ok(Action::requeue(NOT_PERMITTED))
+        Ok(Action::requeue(transfers::RETRY))
     }
 
     /// Waits for a copy and reports its progress. Returns the object as it was last written; None if another client
@@ -261,34 +251,7 @@ impl Reconciliation<'_, PoolReplica> {
     }
 }
 
-/// How long a copy waits that is not permitted yet.
-fn until_permitted(last: Option<&ReceivedSnapshot>, now: DateTime<Utc>) -> Duration {
-    let ago = last.and_then(|last| (now - last.received).to_std().ok());
-    let part = ago.unwrap_or_default() / 8;
-    part.clamp(NOT_PERMITTED, NOT_PERMITTED_FOR_LONG)
-}
-
 fn invalid(error: &cistern_host::InvalidUid) -> ReplicaOutcome {
     let why = Explanation::new(Reason::IdentityConflict, Chain(error).to_string());
     ReplicaOutcome::NotReady(why)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::at;
-
-    #[test]
-    fn a_copy_looks_for_its_permission_less_often_the_longer_its_last_pass_is_ago() {
-        let last = ReceivedSnapshot {
-            image: "image-1".to_owned(),
-            received: at(0),
-            seconds: Some(1),
-        };
-        let after = |seconds| until_permitted(Some(&last), at(seconds)).as_secs();
-        assert_eq!([after(0), after(8), after(24), after(3600)], [1, 1, 3, 5]);
-        assert_eq!(until_permitted(None, at(3600)), NOT_PERMITTED);
-        // A clock that was put back.
-        assert_eq!(until_permitted(Some(&last), at(-60)), NOT_PERMITTED);
-    }
 }

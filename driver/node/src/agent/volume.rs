@@ -10,7 +10,7 @@ mod note;
 mod progress;
 pub mod status;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
@@ -34,11 +34,6 @@ use crate::{
     transfers::{self, NotCopied, Wanted},
     usage::Volume,
 };
-
-/// How long a copy waits that the operator has not permitted yet.
-const NOT_PERMITTED: Duration = Duration::from_secs(1);
-/// How long a copy waits whose source cannot send it.
-const NOT_COPIED: Duration = Duration::from_secs(5);
 
 impl Reconcile for PoolVolume {
     fn pool(&self) -> Option<&str> {
@@ -186,13 +181,9 @@ impl Reconciliation<'_, PoolVolume> {
 
     /// Reports why a copy waits, and when to go on. The wait does not grow: another node decides how long it lasts.
     async fn copy_later(&self, why: Explanation) -> Result<Action, Error> {
-        let wait = match why.reason {
-            Reason::Copying => NOT_PERMITTED,
-            _ => NOT_COPIED,
-        };
         tracing::warn!(volume = self.name, %why, "the copy waits");
         match self.write(&VolumeOutcome::NotReady(why)).await? {
-            Some(_) => Ok(Action::requeue(wait)),
+            Some(_) => Ok(Action::requeue(transfers::RETRY)),
             None => Ok(Action::await_change()),
         }
     }

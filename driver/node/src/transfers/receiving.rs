@@ -14,9 +14,9 @@ use cistern_host::{
     copy::{Chunk, CopyRequest, Incoming},
     image,
 };
-use cistern_transfer::{Fetch, fetch};
+use cistern_transfer::{Error, Fetch, fetch};
 use futures::StreamExt as _;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     copies::RunningCopy,
@@ -27,6 +27,8 @@ use crate::{agent::Agent, blocking::on_host, locks::VolumeGuard};
 
 /// Bytes of data after which a copy is synced: what is copied again after a crash.
 const SYNCED: u64 = 64 << 20;
+/// Milliseconds after which a source is asked again that has refused: it may see the permission a moment later than this node.
+const REFUSED: [u64; 4] = [50, 100, 200, 400];
 /// Chunks that wait to be written.
 const QUEUED: usize = 2;
 
@@ -161,9 +163,7 @@ async fn offered(
     base: Option<&Uid>,
 ) -> Result<Fetch, NotCopied> {
     let unreachable = |why: &str| unreachable(&route.node, wanted, why);
-    let peer = (route.address, route.key);
-    let base = base.map(Uid::as_str);
-    let fetch = fetch(&agent.transfers.keys, peer, &wanted.volume, base).await;
+    let fetch = ask(agent, wanted, route, base.map(Uid::as_str)).await;
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
     if !wanted.is_offered(fetch.original()) {
         return Err(unreachable("it offers another image"));
@@ -175,6 +175,28 @@ async fn offered(
         ));
     }
     Ok(fetch)
+}
+
+/// Asks the source for the copy, and again for a moment if it refuses.
+async fn ask(
+    agent: &Agent,
+    wanted: &Wanted,
+    route: &Route,
+    base: Option<&str>,
+) -> Result<Fetch, Error> {
+    let ask = || {
+        let peer = (route.address, route.key);
+        fetch(&agent.transfers.keys, peer, &wanted.volume, base)
+    };
+    for wait in REFUSED {
+        match ask().await {
+            Err(Error::Answer(_) | Error::Protocol(_)) => {
+                sleep(Duration::from_millis(wait)).await;
+            }
+            asked => return asked,
+        }
+    }
+    ask().await
 }
 
 /// Records that a copy runs, which has this many of its bytes.

@@ -12,7 +12,7 @@ use cistern_crds::{
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Client,
-    api::ObjectMeta,
+    api::{ObjectMeta, PartialObjectMeta},
     runtime::{
         WatchStreamExt as _,
         reflector::{self, Store},
@@ -41,6 +41,8 @@ pub struct Watches {
     pub replicas: Changes<Guarded<PoolReplica>>,
     /// The watch of the ImageTransfers whose source is this node.
     pub transfers: Changes<Guarded<ImageTransfer>>,
+    /// The watch of those whose target it is, which no part of [`Desired`] needs.
+    pub permissions: Changes<PartialObjectMeta<ImageTransfer>>,
 }
 
 /// Starts to watch the objects of this node.
@@ -73,6 +75,7 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
         groups: group_changes,
         replicas: replica_changes,
         transfers: transfer_changes,
+        permissions: permissions(client, node_name),
     };
     (desired, watches)
 }
@@ -103,10 +106,7 @@ where
         + 'static,
 {
     let (store, writer) = reflector::store();
-    let chosen = watcher::Config::default()
-        .page_size(watches::PAGE)
-        .fields(fields);
-    let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen);
+    let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen(fields));
     let events = events.backoff(watches::backoff());
     let own_writes = Arc::clone(own_writes);
     let changes = or_none(events, K::kind(&()).into_owned(), definition)
@@ -116,6 +116,21 @@ where
         .touched_objects()
         .boxed();
     (store, changes)
+}
+
+/// Watches the ImageTransfers whose target is this node. Their names say all: an ImageTransfer is named after the volume.
+fn permissions(client: &Client, node_name: &str) -> Changes<PartialObjectMeta<ImageTransfer>> {
+    let received = chosen(&format!("spec.targetNode={node_name}"));
+    watcher(Api::all(client.clone()), received)
+        .backoff(watches::backoff())
+        .touched_objects()
+        .boxed()
+}
+
+fn chosen(fields: &str) -> watcher::Config {
+    watcher::Config::default()
+        .page_size(watches::PAGE)
+        .fields(fields)
 }
 
 /// Replaces the first list with an empty one if the kind is not defined. The watch continues to

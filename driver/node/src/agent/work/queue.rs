@@ -41,7 +41,7 @@ pub struct Work<K: Kind> {
     /// Names of enqueued objects.
     queue: mpsc::UnboundedSender<String>,
     /// The other end of `queue`.
-    pub(super) queued: Mutex<mpsc::UnboundedReceiver<String>>,
+    pub(in crate::agent) queued: Mutex<mpsc::UnboundedReceiver<String>>,
 }
 
 /// The work queues of all kinds.
