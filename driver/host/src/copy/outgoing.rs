@@ -10,6 +10,9 @@ use crate::{
     pool::Pool,
 };
 
+/// Number of parts that the disk reads ahead. Differences are often small, and far from each other.
+const AHEAD: usize = 64;
+
 /// Iterates over the data of an image, or over its differences from a base. Neither is removed nor opened again while
 /// this value lives.
 ///
@@ -23,6 +26,8 @@ pub struct Outgoing {
     changes: Option<Changes>,
     /// What was found and is not read yet, in descending order.
     found: Vec<Found>,
+    /// Offset up to which the disk reads ahead.
+    ahead: u64,
 }
 
 /// A part of an image that is to be sent.
@@ -69,6 +74,7 @@ impl Pool {
             base: base_uid,
             changes: Some(changes),
             found: Vec::new(),
+            ahead: from,
         })
     }
 
@@ -191,19 +197,39 @@ impl Outgoing {
         if first.end < part.end {
             self.found.push(Found::Data(first.end..part.end));
         }
-        let next = match self.found.last() {
-            Some(Found::Data(next)) => Some(first_chunk(next)),
-            Some(Found::Changed(_) | Found::Hole(_)) | None => None,
-        };
         let data = match &self.changes {
-            Some(changes) => changes.read(&first, next)?,
+            Some(changes) => changes.read(&first)?,
             None => Vec::new(),
         };
+        self.read_ahead(first.end)?;
         Ok(Chunk {
             offset: first.start,
             data,
             zeros: 0,
         })
+    }
+}
+
+impl Outgoing {
+    /// Lets the disk read the parts after an offset while what is before it is sent: no more than a chunk has.
+    fn read_ahead(&mut self, from: u64) -> Result<(), Error> {
+        let Some(changes) = &self.changes else {
+            return Ok(());
+        };
+        let (mut ahead, mut left) = (self.ahead.max(from), CHUNK as u64);
+        for found in self.found.iter().rev().take(AHEAD) {
+            let (Found::Changed(part) | Found::Data(part)) = found else {
+                continue;
+            };
+            let end = part.end.min(part.start + left);
+            left -= end - part.start;
+            if ahead < end && part.start < end {
+                changes.read_ahead(ahead.max(part.start)..end)?;
+                ahead = end;
+            }
+        }
+        self.ahead = ahead;
+        Ok(())
     }
 }
 
@@ -213,8 +239,8 @@ fn first_chunk(range: &Range<u64>) -> Range<u64> {
 }
 
 impl Changes {
-    /// Reads a part of the image. The disk reads the next one while this one is sent.
-    fn read(&self, part: &Range<u64>, next: Option<Range<u64>>) -> Result<Vec<u8>, Error> {
+    /// Reads a part of the image.
+    fn read(&self, part: &Range<u64>) -> Result<Vec<u8>, Error> {
         let (system, file) = self.target();
         let length = usize::try_from(part.end - part.start).unwrap_or(CHUNK);
         let read = || -> io::Result<Vec<u8>> {
@@ -222,11 +248,15 @@ impl Changes {
             if data.len() < length {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            if let Some(next) = next {
-                system.read_ahead(file, &next)?;
-            }
             Ok(data)
         };
         read().map_err(failed("read the data", &self.image().uid))
+    }
+
+    /// Lets the disk read a part of the image.
+    fn read_ahead(&self, part: Range<u64>) -> Result<(), Error> {
+        let (system, file) = self.target();
+        let begun = system.read_ahead(file, &part);
+        begun.map_err(failed("read the data", &self.image().uid))
     }
 }

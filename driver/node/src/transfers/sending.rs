@@ -6,7 +6,8 @@ use cistern_client::Chain;
 use cistern_crds::ReplicaPurpose;
 use cistern_host::{
     Uid,
-    copy::{Chunk, Outgoing},
+    copy::{CHUNK, Chunk, Outgoing},
+    image,
 };
 use cistern_transfer::{Data, Opened, PublicKey, Refused, Source};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
@@ -115,32 +116,40 @@ impl Source for Sending {
     }
 }
 
-/// The chunks of an image, whose bytes are counted. Each is read on request, on a thread of its own.
+/// Chunks that are read at a time at most: differences may be small.
+const BATCH: usize = 256;
+
+/// The chunks of an image, whose bytes are counted. They are read on request, on a thread of their own.
 fn data(outgoing: Outgoing, sent: Counter) -> Data {
     let chunks = stream::try_unfold(outgoing, async |mut outgoing| {
         let next = on_host((), move || {
-            let chunk = next_chunk(&mut outgoing);
-            (outgoing, chunk)
+            let chunks = next_chunks(&mut outgoing);
+            (outgoing, chunks)
         });
         let failed = |error: &(dyn std::error::Error + 'static)| {
             Refused::Unavailable(Chain(error).to_string())
         };
-        let (outgoing, chunk) = next.await.map_err(|error| failed(&error))?;
-        let chunk = chunk.map_err(|error| failed(&error))?;
-        Ok(chunk.map(|chunk| (chunk, outgoing)))
+        let (outgoing, chunks) = next.await.map_err(|error| failed(&error))?;
+        let chunks = chunks.map_err(|error| failed(&error))?;
+        Ok((!chunks.is_empty()).then_some((chunks, outgoing)))
     });
-    let counted = chunks.inspect_ok(move |chunk: &Chunk| {
+    let chunks = chunks.map_ok(|chunks| stream::iter(chunks.into_iter().map(Ok)));
+    let counted = chunks.try_flatten().inspect_ok(move |chunk: &Chunk| {
         sent.inc_by(chunk.data.len() as u64);
     });
     counted.boxed()
 }
 
-/// The next part with data; None at the end.
-fn next_chunk(outgoing: &mut Outgoing) -> Result<Option<Chunk>, cistern_host::image::Error> {
+/// The next parts: as many as fill one chunk, or some small ones. Empty at the end.
+fn next_chunks(outgoing: &mut Outgoing) -> Result<Vec<Chunk>, image::Error> {
+    let (mut chunks, mut bytes) = (Vec::new(), 0);
     for found in outgoing {
-        if let Some(chunk) = found? {
-            return Ok(Some(chunk));
+        let Some(chunk) = found? else { continue };
+        bytes += chunk.data.len();
+        chunks.push(chunk);
+        if bytes >= CHUNK || chunks.len() == BATCH {
+            break;
         }
     }
-    Ok(None)
+    Ok(chunks)
 }
