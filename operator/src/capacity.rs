@@ -159,6 +159,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
         }
         Change::Pool(_)
         | Change::PoolStatus(_)
+        | Change::Replica(_)
         | Change::Move(_)
         | Change::Transfer(_)
         | Change::AttributesClass(_)

@@ -26,7 +26,11 @@ pub enum Change {
         pool: String,
         /// The node that holds it.
         node: String,
+        /// The volume that moves, if the snapshot was taken for that.
+        moves: Option<String>,
     },
+    /// A PoolReplica of this volume.
+    Replica(String),
     /// A Node, its CSINode, or the pod of its agent.
     Node(String),
     /// A VolumeMove.

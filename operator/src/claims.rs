@@ -151,6 +151,7 @@ fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subj
         }],
         Change::PoolStatus(_)
         | Change::Snapshot { .. }
+        | Change::Replica(_)
         | Change::Move(_)
         | Change::Transfer(_)
         | Change::Owner

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use cistern_client::{OwnWrites, http::Readiness};
 use cistern_crds::{
-    ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, names,
-    unclaimed::Owner,
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove,
+    names, unclaimed::Owner,
 };
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
@@ -25,7 +25,7 @@ use crate::{
     contents::{Contents, Count},
     indexes::{AgentIndex, ContentsIndex, LongNames},
     kinds::{WatchedKind, kubernetes::VolumeSnapshotContent},
-    stored::{StoredSnapshot, StoredVolume},
+    stored::{PartOfMove, StoredSnapshot, StoredVolume},
     watch::{Shared, watch},
 };
 
@@ -44,6 +44,8 @@ pub struct ClusterState {
     pub volumes: Cache<StoredVolume>,
     /// Every PoolSnapshot.
     pub snapshots: Cache<StoredSnapshot>,
+    /// Every PoolReplica.
+    pub replicas: Cache<PartOfMove>,
     /// Every VolumeMove.
     pub moves: Cache<VolumeMove>,
     /// Every ImageTransfer.
@@ -107,6 +109,7 @@ impl ClusterState {
             snapshots: watches.add_indexed::<DeserializeGuard<PoolSnapshot>>(move |difference| {
                 snapshots.contents.apply(Count::SNAPSHOT, difference);
             }),
+            replicas: watches.add::<DeserializeGuard<PoolReplica>>(),
             moves: watches.add::<VolumeMove>(),
             transfers: watches.add::<ImageTransfer>(),
             nodes: watches.add_indexed::<Node>(move |node| nodes.long_names.apply(node)),
@@ -141,6 +144,7 @@ impl ClusterState {
             storage_nodes: Cache::default(),
             volumes: Cache::default(),
             snapshots: Cache::default(),
+            replicas: Cache::default(),
             moves: Cache::default(),
             transfers: Cache::default(),
             nodes: Cache::default(),
@@ -170,6 +174,7 @@ impl ClusterState {
             self.storage_nodes.complete(),
             self.volumes.complete(),
             self.snapshots.complete(),
+            self.replicas.complete(),
             self.moves.complete(),
             self.transfers.complete(),
             self.nodes.complete(),

@@ -263,6 +263,7 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
         | Change::Snapshot { .. }
         | Change::Node(_)
         | Change::Class(_)
+        | Change::Replica(_)
         | Change::Move(_)
         | Change::Transfer(_)
         | Change::AttributesClass(_)

@@ -41,6 +41,7 @@ use self::advance::Move;
 use crate::{
     Context,
     change::Change,
+    cluster_state::ClusterState,
     controller::{Controller, Next},
     events,
 };
@@ -76,27 +77,7 @@ impl Controller for MovesController {
     const NAME: &'static str = "moves";
 
     fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
-        let (moves, volumes) = (&context.cluster.moves, &context.cluster.volumes);
-        let is_moving = |name: &str| volumes.get(name).is_some_and(|it| it.moves.is_some());
-        match change {
-            Change::Everything => {
-                let mut names = moves.keys(|_| true);
-                names.extend(volumes.keys(|volume| volume.moves.is_some()));
-                // Its VolumeMove may be gone.
-                let left = context.cluster.snapshots.filter(|it| it.of_move.is_some());
-                names.extend(
-                    left.iter()
-                        .flat_map(|it| &it.of_move)
-                        .map(ToString::to_string),
-                );
-                names
-            }
-            Change::Move(name) => vec![name.clone()],
-            Change::Volume { name, .. } if moves.contains(name) || is_moving(name) => {
-                vec![name.clone()]
-            }
-            _ => Vec::new(),
-        }
+        concerned(&context.cluster, change)
     }
 
     async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
@@ -105,6 +86,39 @@ impl Controller for MovesController {
             None => abandoned::undo(context, name).await,
         }
     }
+}
+
+/// The volumes whose moves a change concerns.
+fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
+    let (moves, volumes) = (&cluster.moves, &cluster.volumes);
+    let is_moving = |name: &str| volumes.get(name).is_some_and(|it| it.moves.is_some());
+    match change {
+        Change::Everything => {
+            let mut names = moves.keys(|_| true);
+            names.extend(volumes.keys(|volume| volume.moves.is_some()));
+            // Its VolumeMove may be gone.
+            let left = cluster.snapshots.filter(|it| it.of_move.is_some());
+            let left = left.iter().flat_map(|it| &it.of_move);
+            names.extend(left.map(|it| it.volume.to_string()));
+            names
+        }
+        Change::Move(name) => together(cluster, name),
+        Change::Volume { name, .. }
+        | Change::Replica(name)
+        | Change::Snapshot {
+            moves: Some(name), ..
+        } if moves.contains(name) || is_moving(name) => together(cluster, name),
+        _ => Vec::new(),
+    }
+}
+
+/// A volume that moves, and those that move together with it: each waits for the others.
+fn together(cluster: &ClusterState, name: &str) -> Vec<String> {
+    let found = cluster.moves.get(name);
+    let plan = found.and_then(|found| found.plan());
+    let mut names = plan.map_or_else(Vec::new, |plan| plan.together_with);
+    names.push(name.to_owned());
+    names
 }
 
 /// Creates the VolumeMove of a volume that is about to name `node`, which has its disk. One for another takeover is
@@ -147,5 +161,47 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
             Ok(true)
         }
         Err(error) => Err(failed("create", error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Writer;
+
+    #[test]
+    fn a_move_goes_on_when_an_object_changes_that_it_or_a_volume_with_the_same_pods_needs() {
+        let cluster = ClusterState::unwatched();
+        let mut object = testing::Case::decided().object;
+        let plan = object.status.as_mut().and_then(|it| it.plan.as_mut());
+        plan.unwrap().together_with = vec!["pvc-2".to_owned()];
+        Writer::new(&cluster.moves).replace("pvc-1", Some(object));
+        let location = || ("fast".to_owned(), "w1".to_owned());
+        let volume = |name: &str| Change::Volume {
+            name: name.to_owned(),
+            pool: location().0,
+            node: location().1,
+        };
+        let snapshot = |moves: Option<&str>| Change::Snapshot {
+            pool: location().0,
+            node: location().1,
+            moves: moves.map(ToOwned::to_owned),
+        };
+        let concerned = |change| concerned(&cluster, &change);
+        for change in [
+            Change::Move("pvc-1".to_owned()),
+            Change::Replica("pvc-1".to_owned()),
+            volume("pvc-1"),
+            snapshot(Some("pvc-1")),
+        ] {
+            assert_eq!(concerned(change.clone()), ["pvc-2", "pvc-1"], "{change:?}");
+        }
+        for change in [
+            Change::Replica("pvc-3".to_owned()),
+            volume("pvc-3"),
+            snapshot(None),
+        ] {
+            assert!(concerned(change.clone()).is_empty(), "{change:?}");
+        }
     }
 }

@@ -133,12 +133,13 @@ impl Controller for NodeController {
                 names.push(name.clone());
                 names
             }
-            Change::Volume { pool, node, .. } | Change::Snapshot { pool, node } => {
+            Change::Volume { pool, node, .. } | Change::Snapshot { pool, node, .. } => {
                 let mut names = overcommit::outdated(cluster, pool);
                 names.push(node.clone());
                 names
             }
             Change::PoolStatus(_)
+            | Change::Replica(_)
             | Change::Move(_)
             | Change::Transfer(_)
             | Change::Class(_)

@@ -95,6 +95,7 @@ fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<St
             every()
         }
         Change::Class(_)
+        | Change::Replica(_)
         | Change::Move(_)
         | Change::Transfer(_)
         | Change::AttributesClass(_)

@@ -7,9 +7,9 @@
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     ConditionStatus, ConditionType, ContentSource, FenceState, PoolSnapshot, PoolVolume,
-    Provisioning, time, unclaimed::Claimable, volume::PoolVolumeStatus,
+    Provisioning, condition, time, unclaimed::Claimable, volume::PoolVolumeStatus,
 };
-use kube::{ResourceExt as _, core::DeserializeGuard};
+use kube::{ResourceExt, core::DeserializeGuard};
 
 use crate::{cache::Entry, identity};
 
@@ -31,8 +31,10 @@ pub struct Stored<R> {
     pub awaits: Option<Box<AwaitedCopy>>,
     /// The node that the volume is declared to move to.
     pub moves: Option<Box<DeclaredMove>>,
-    /// The volume that moves, for a snapshot that was taken for that.
-    pub of_move: Option<Box<str>>,
+    /// Whether the volume has moved, and its node does not report it as ready.
+    pub is_awaited: bool,
+    /// The move that a snapshot was taken for.
+    pub of_move: Option<Box<PartOfMove>>,
     /// Whether the object needs no Kubernetes object that refers to it.
     pub is_hidden: bool,
 }
@@ -44,8 +46,34 @@ pub struct DeclaredMove {
     pub node: Box<str>,
     /// UID of the VolumeMove.
     pub uid: Box<str>,
+    /// How far its node has closed it for this move; None if it has not begun.
+    pub fence: Option<FenceState>,
     /// Name of its image once it is closed, so that it can be copied.
     pub closed_image: Option<Box<str>>,
+}
+
+/// An object that a move needs. Whoever acts on its change reads it, so only the version is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartOfMove {
+    /// The volume that moves.
+    pub volume: Box<str>,
+    version: Option<Box<str>>,
+}
+
+impl PartOfMove {
+    /// Reduces an object to its cached part.
+    pub fn of(object: &impl ResourceExt, volume: &str) -> Self {
+        Self {
+            volume: volume.into(),
+            version: object.resource_version().map(Into::into),
+        }
+    }
+}
+
+impl Entry for PartOfMove {
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
 }
 
 impl DeclaredMove {
@@ -53,18 +81,17 @@ impl DeclaredMove {
         let target = volume.spec.target.as_ref()?;
         let status = volume.status.as_ref();
         let status = status.filter(|status| status.epoch == volume.spec.epoch);
-        let is_closed = status
-            .and_then(|it| it.fence.as_ref())
-            .is_some_and(|fence| {
-                fence.state == FenceState::Closed && fence.move_uid == target.move_uid
-            });
+        let fence = status.and_then(|it| it.fence.as_ref());
+        let fence = fence.filter(|fence| fence.move_uid == target.move_uid);
+        let fence = fence.map(|fence| fence.state);
         let image = status.and_then(|status| status.image.as_ref());
         let image = image
-            .filter(|_| is_closed)
+            .filter(|_| fence == Some(FenceState::Closed))
             .map(|image| image.uid.as_str().into());
         Some(Self {
             node: target.node_name.as_str().into(),
             uid: target.move_uid.as_str().into(),
+            fence,
             closed_image: image,
         })
     }
@@ -114,6 +141,7 @@ impl<R> Default for Stored<R> {
             report: None,
             awaits: None,
             moves: None,
+            is_awaited: false,
             of_move: None,
             is_hidden: false,
         }
@@ -137,6 +165,7 @@ impl StoredVolume {
         Self {
             awaits: volume.awaited_copy().map(AwaitedCopy::of).map(Box::new),
             moves: DeclaredMove::of(&volume).map(Box::new),
+            is_awaited: is_awaited(&volume),
             report: reportable(volume).map(Box::new),
             ..stored
         }
@@ -149,10 +178,10 @@ impl StoredSnapshot {
         let Ok(snapshot) = &object.0 else {
             return Self::default();
         };
-        let of_move = snapshot.spec.is_of_move();
+        let part = || Box::new(PartOfMove::of(snapshot, &snapshot.spec.source_volume));
         Self {
             is_hidden: snapshot.spec.is_hidden(),
-            of_move: of_move.then(|| snapshot.spec.source_volume.as_str().into()),
+            of_move: snapshot.spec.is_of_move().then(part),
             ..Self::of(snapshot, snapshot.spec.provisioning)
         }
     }
@@ -174,10 +203,20 @@ impl<R> Stored<R> {
             report: None,
             awaits: None,
             moves: None,
+            is_awaited: false,
             of_move: None,
             is_hidden: false,
         }
     }
+}
+
+/// Whether a volume has moved, and its node does not report it as ready.
+fn is_awaited(volume: &PoolVolume) -> bool {
+    let status = volume.status.as_ref();
+    let status = status.filter(|status| status.epoch == volume.spec.epoch);
+    let is_ready =
+        |status: &PoolVolumeStatus| condition::holds(&status.conditions, ConditionType::Ready);
+    volume.spec.epoch > 0 && !status.is_some_and(is_ready)
 }
 
 /// The reportable part of a volume: its problems, a check that is running, and the conditions of a
@@ -210,7 +249,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, SourceKind};
+    use cistern_crds::{Bytes, FenceStatus, MoveTarget, SourceKind};
     use serde_json::{Value, json};
 
     use super::*;
@@ -299,6 +338,34 @@ mod tests {
         assert!(before.is_same(&after));
         let expanded = json!([condition("Expanded", "False")]);
         assert!(!before.is_same(&StoredVolume::of_volume(volume(&expanded))));
+    }
+
+    #[test]
+    fn a_write_that_a_move_waits_for_is_a_change() {
+        let mut volume = volume(&json!([])).0.unwrap();
+        let stored =
+            |volume: &PoolVolume| StoredVolume::of_volume(DeserializeGuard(Ok(volume.clone())));
+        volume.spec.target = Some(MoveTarget {
+            node_name: "w2".to_owned(),
+            move_uid: "move-1".to_owned(),
+        });
+        let declared = stored(&volume);
+        volume.status.as_mut().unwrap().fence = Some(FenceStatus {
+            state: FenceState::Closing,
+            move_uid: "move-1".to_owned(),
+        });
+        let closing = stored(&volume);
+        assert!(!closing.is_same(&declared));
+        volume.spec.target = None;
+        volume.spec.epoch = 1;
+        let arrived = stored(&volume);
+        assert!(arrived.is_awaited);
+        let ready = serde_json::from_value(condition("Ready", "True")).unwrap();
+        let status = volume.status.as_mut().unwrap();
+        status.conditions.push(ready);
+        assert!(stored(&volume).is_awaited, "that was on the former node");
+        volume.status.as_mut().unwrap().epoch = 1;
+        assert!(!stored(&volume).is_same(&arrived));
     }
 
     #[test]

@@ -124,6 +124,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
         | Change::PoolStatus(_)
         | Change::StorageNode(_)
         | Change::Node(_)
+        | Change::Replica(_)
         | Change::Move(_)
         | Change::Transfer(_)
         | Change::AttributesClass(_)

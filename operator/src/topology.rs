@@ -69,6 +69,7 @@ impl Controller for TopologyController {
             Change::Pool(_)
             | Change::PoolStatus(_)
             | Change::Class(_)
+            | Change::Replica(_)
             | Change::Move(_)
             | Change::Transfer(_)
             | Change::AttributesClass(_)

@@ -1,7 +1,8 @@
 //! The cached part of Cistern's custom resources.
 
 use cistern_crds::{
-    ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, VolumeMoveStatus,
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove,
+    VolumeMoveStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -11,7 +12,7 @@ use crate::{
     change::Change,
     comparison::has_same_declaration,
     identity,
-    stored::{Stored, StoredSnapshot, StoredVolume},
+    stored::{PartOfMove, Stored, StoredSnapshot, StoredVolume},
 };
 
 impl WatchedKind for DeserializeGuard<StoragePool> {
@@ -94,9 +95,32 @@ impl WatchedKind for DeserializeGuard<PoolSnapshot> {
             Some(location) => Change::Snapshot {
                 pool: location.pool.to_string(),
                 node: location.node.to_string(),
+                moves: of_move(difference.entry()),
             },
             None => Change::Everything,
         }
+    }
+}
+
+fn of_move(snapshot: &StoredSnapshot) -> Option<String> {
+    let part = snapshot.of_move.as_ref();
+    part.map(|part| part.volume.to_string())
+}
+
+impl WatchedKind for DeserializeGuard<PoolReplica> {
+    type Entry = PartOfMove;
+
+    const NAME: &'static str = "poolreplicas";
+    // An upgrade may apply the definitions last.
+    const IS_OPTIONAL: bool = true;
+
+    fn entry(self) -> Option<PartOfMove> {
+        let replica = self.0.ok()?;
+        Some(PartOfMove::of(&replica, &replica.spec.volume_name))
+    }
+
+    fn change(difference: &Difference<PartOfMove>) -> Change {
+        Change::Replica(difference.entry().volume.to_string())
     }
 }
 
@@ -180,6 +204,7 @@ mod tests {
         let expected = Change::Snapshot {
             pool: "fast".to_owned(),
             node: "w1".to_owned(),
+            moves: None,
         };
         assert_eq!(
             <DeserializeGuard<PoolSnapshot>>::change(&Difference {

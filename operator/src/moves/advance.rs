@@ -26,10 +26,10 @@ use crate::{
     events::{EventContent, publish_once},
 };
 
-/// When to look again at a move that waits.
-const WAIT: Duration = Duration::from_secs(5);
+/// When to look again at a move that waits for pods, or for an object whose change was not seen.
+pub(super) const WAIT: Duration = Duration::from_secs(5);
 /// Between two steps.
-const AT_ONCE: Duration = Duration::from_millis(10);
+pub(super) const AT_ONCE: Duration = Duration::from_millis(10);
 /// Action of the event at the end of a move.
 const ACTION: &str = "Moving";
 

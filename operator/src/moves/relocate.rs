@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     Error,
-    advance::Move,
+    advance::{AT_ONCE, Move, WAIT},
     passes, removal,
     stages::{self, Seen, Source, Stage, room_for},
     steps::Step,
@@ -24,13 +24,6 @@ use super::{
     users::Eviction,
 };
 use crate::controller::Next;
-
-/// When to look again at a move that the agents carry out. The operator does not watch replicas.
-const AGENTS: Duration = Duration::from_secs(1);
-/// When to look again at a move that waits for users.
-const USERS: Duration = Duration::from_secs(5);
-/// Between two steps.
-const AT_ONCE: Duration = Duration::from_millis(10);
 
 /// The replicas of a move.
 struct Replicas {
@@ -85,7 +78,7 @@ impl Move<'_> {
                 if let Some(why) = self.evict(&pods, Eviction::Real).await? {
                     return self.wait(why).await;
                 }
-                return Ok(Next::After(AGENTS));
+                return Ok(Next::After(WAIT));
             }
             Stage::Record(passes) => self.write_status("update", passes.change()).await?,
             Stage::RecordPromotion(taken) => {
@@ -112,29 +105,22 @@ impl Move<'_> {
     /// Reports why the move waits.
     async fn wait(&self, why: Explanation) -> Result<Next, Error> {
         let is_arrived = why.reason == Reason::OldImageKept;
-        let is_for_users = is_arrived
-            || matches!(
-                why.reason,
-                Reason::PodsRemain
-                    | Reason::EvictionBlocked
-                    | Reason::ReadyToCutOver
-                    | Reason::NotPromotable
-                    | Reason::Superseded
-            );
         if self.report(why).await? && is_arrived {
             self.announce().await?;
         }
-        Ok(Next::After(if is_for_users { USERS } else { AGENTS }))
+        Ok(Next::After(self.until_due().unwrap_or(WAIT).min(WAIT)))
     }
 
     /// Reports that a standby copy is as new as it is to be.
     async fn rest(&self, message: String) -> Result<Next, Error> {
         self.report_ready(message).await?;
-        let until = self.volume.as_ref();
-        let until = until.and_then(|volume| passes::next_look(&self.object, volume));
-        let pause = until.map(|until| until - (self.context.now)());
-        let pause = pause.and_then(|pause| pause.to_std().ok());
-        Ok(Next::After(pause.unwrap_or(AGENTS).max(AGENTS)))
+        Ok(Next::After(self.until_due().unwrap_or(WAIT)))
+    }
+
+    /// How long until the next pass begins. None while a pass goes on, and once the next one is due.
+    fn until_due(&self) -> Option<Duration> {
+        let due = passes::next_look(&self.object, self.volume.as_ref()?)?;
+        (due - (self.context.now)()).to_std().ok()
     }
 
     /// What became of the node that the volume leaves. It matters only for a promotion.
