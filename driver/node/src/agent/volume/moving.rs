@@ -17,7 +17,7 @@ use cistern_crds::{
     Explanation, FenceState, FenceStatus, HasImage as _, PoolReplica, PoolVolume, PoolVolumeStatus,
     volume::ImageStatus,
 };
-use cistern_host::{Pool, Uid, copy::PromotedVolume, image::Error as HostError};
+use cistern_host::{Pool, Root, Uid, copy::PromotedVolume, image::Error as HostError};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use super::status::{Own, VolumeOutcome};
@@ -150,17 +150,12 @@ impl Reconciliation<'_, PoolVolume> {
             Some(FenceState::Closing) => FenceState::Closed,
             Some(FenceState::Closed) => return self.end(VolumeOutcome::Rested).await,
         };
-        let move_uid = by.clone();
+        let (move_uid, root) = (by.clone(), self.agent.node.root.clone());
         let step = move |pool: &Pool, uid: &Uid| {
             let by = by.parse()?;
-            let closed = match state {
-                FenceState::Closing => pool.begin_closing(uid, &by),
-                FenceState::Closed => pool.close(uid, &by),
-            };
-            match closed {
-                // Pods still use it.
-                Err(HostError::InUse { .. }) if state == FenceState::Closed => Ok(false),
-                closed => Ok(closed.map(|()| true)?),
+            match state {
+                FenceState::Closing => Ok(pool.begin_closing(uid, &by).map(|()| true)?),
+                FenceState::Closed => close_unused(&root, pool, uid, &by),
             }
         };
         match self.on_image(step).await? {
@@ -225,6 +220,18 @@ impl Reconciliation<'_, PoolVolume> {
                 Ok(Err(self.end(VolumeOutcome::NotReady(why)).await?))
             }
         }
+    }
+}
+
+/// Closes an image for a move; false if it is attached.
+fn close_unused(root: &Root, pool: &Pool, uid: &Uid, by: &Uid) -> Result<bool, image::Error> {
+    // The close waits for a device that may be about to be detached, and kubelet could not unmount the volume meanwhile.
+    if root.mount_points_of(uid).is_ok_and(|it| !it.is_empty()) {
+        return Ok(false);
+    }
+    match pool.close(uid, by) {
+        Err(HostError::InUse { .. }) => Ok(false),
+        closed => Ok(closed.map(|()| true)?),
     }
 }
 
