@@ -1,7 +1,7 @@
 //! What the agent finds on its node that no custom resource explains: orphaned images and drift.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,9 @@ pub struct OrphanIdentity {
     /// Filesystem type. Absent for the access type `Block`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemType>,
+    /// How the data is encrypted. Absent if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Whether the volume is thin or thick.
     pub provisioning: Provisioning,
 }

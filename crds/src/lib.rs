@@ -45,8 +45,8 @@ pub mod volume_move;
 pub use attributes::{AttributeChanges, VolumeAttributes};
 pub use availability::Explanation;
 pub use cistern_types::{
-    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, IoLimits, MkfsOptions,
-    Provisioning, is_zero, mkfs_options, size,
+    Bytes, Consistency, Encryption, ExtentLimits, ExtentSize, FilesystemType, IoLimits,
+    MkfsOptions, Provisioning, is_zero, mkfs_options, size,
 };
 pub use condition::{Condition, ConditionStatus};
 pub use conditions_page::conditions_page;

@@ -156,7 +156,7 @@ mod tests {
         time, volume::SourceKind,
     };
     use chrono::DateTime;
-    use cistern_types::{Bytes, FilesystemType, Provisioning};
+    use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
     use serde_json::{Value, json};
 
     /// Bytes of the longest type or reason, see [`bounds`].
@@ -192,6 +192,7 @@ mod tests {
                 volume_size: Bytes(u64::MAX),
                 access_type: crate::AccessType::Filesystem,
                 filesystem: Some(FilesystemType::Btrfs),
+                encryption: Some(Encryption::Luks2),
                 provisioning: Provisioning::Thick,
             }),
             since: DateTime::default(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cistern_types::{
-    ExtentSize, FilesystemType, MkfsOptions, extent_size::UnknownExtentSize,
+    Bytes, Encryption, ExtentSize, FilesystemType, MkfsOptions, extent_size::UnknownExtentSize,
     filesystem::UnknownFilesystem, mkfs_options, shorten,
 };
 
@@ -27,6 +27,10 @@ pub const PLACEMENT: &str = "placement";
 /// Parameter that permits a raw block volume to be mounted with the filesystem that a program has written to it:
 /// `true` or `false`.
 pub const ADOPT_FILESYSTEM: &str = "adoptFilesystem";
+/// Parameter that says how volumes are encrypted on the disk: `luks2`.
+pub const ENCRYPTION: &str = "encryption";
+/// Parameter that says whether space that is freed inside an encrypted volume is freed in the pool: `true` or `false`.
+pub const ENCRYPTION_DISCARDS: &str = "encryptionDiscards";
 /// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
@@ -46,6 +50,10 @@ pub struct Parameters {
     pub placement: RestorePlacement,
     /// Whether the filesystem in a raw block volume may be adopted.
     pub adopt_filesystem: bool,
+    /// How the volumes are encrypted; None if they are not.
+    pub encryption: Option<Encryption>,
+    /// Whether discards inside an encrypted volume free space of the pool.
+    pub encryption_discards: bool,
 }
 
 /// On which node a snapshot is restored and a volume is cloned.
@@ -83,11 +91,29 @@ pub enum ParametersError {
     #[error("parameter \"{PLACEMENT}\": {0:?} is not \"source\" or \"chosen\"")]
     Placement(String),
     /// The value is not a boolean; it is shortened.
-    #[error("parameter \"{ADOPT_FILESYSTEM}\": {0:?} is not \"true\" or \"false\"")]
-    AdoptFilesystem(String),
+    #[error("parameter \"{key}\": {value:?} is not \"true\" or \"false\"")]
+    Boolean {
+        /// Name of the parameter.
+        key: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The encryption is unknown; the value is shortened.
+    #[error("parameter \"{ENCRYPTION}\": {0:?} is not \"luks2\"")]
+    Encryption(String),
+    /// Discards are allowed for volumes that are not encrypted, which always have them.
+    #[error(
+        "parameter \"{ENCRYPTION_DISCARDS}\" is for encrypted volumes: add \"{ENCRYPTION}\" or remove it"
+    )]
+    DiscardsWithoutEncryption,
+    /// A filesystem cannot be found behind the header of an encrypted volume.
+    #[error(
+        "parameter \"{ADOPT_FILESYSTEM}\" cannot be used with \"{ENCRYPTION}\": use a class for each"
+    )]
+    AdoptionWithEncryption,
     /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{ADOPT_FILESYSTEM}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{ADOPT_FILESYSTEM}\", \"{ENCRYPTION}\", \"{ENCRYPTION_DISCARDS}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }
@@ -118,11 +144,21 @@ impl Parameters {
             Some("chosen") => RestorePlacement::Chosen,
             Some(other) => return Err(ParametersError::Placement(shorten(other))),
         };
-        let adopt_filesystem = match rest.remove(ADOPT_FILESYSTEM) {
-            None | Some("" | "false") => false,
-            Some("true") => true,
-            Some(other) => return Err(ParametersError::AdoptFilesystem(shorten(other))),
+        let adopt_filesystem = boolean(&mut rest, ADOPT_FILESYSTEM)?;
+        let encryption = match rest.remove(ENCRYPTION) {
+            None | Some("") => None,
+            Some(value) => {
+                let unknown = |()| ParametersError::Encryption(shorten(value));
+                Some(value.parse().map_err(unknown)?)
+            }
         };
+        let encryption_discards = boolean(&mut rest, ENCRYPTION_DISCARDS)?;
+        if encryption_discards && encryption.is_none() {
+            return Err(ParametersError::DiscardsWithoutEncryption);
+        }
+        if adopt_filesystem && encryption.is_some() {
+            return Err(ParametersError::AdoptionWithEncryption);
+        }
         let mut attributes = AttributeChanges::default();
         for (key, value) in rest {
             if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
@@ -140,6 +176,8 @@ impl Parameters {
             extent_size,
             placement,
             adopt_filesystem,
+            encryption,
+            encryption_discards,
         })
     }
 
@@ -152,10 +190,30 @@ impl Parameters {
         Ok(read)
     }
 
+    /// Size of the header that the image of each volume has in addition to the size of the volume.
+    pub fn header(&self) -> Bytes {
+        Encryption::header_of(self.encryption)
+    }
+
     /// Parses the mkfs options for a filesystem. This is a separate step, because a CSI request names the
     /// filesystem in another field.
     pub fn mkfs_options(&self, filesystem: FilesystemType) -> Result<MkfsOptions, ParametersError> {
         MkfsOptions::parse(filesystem, &self.mkfs_options).map_err(ParametersError::MkfsOptions)
+    }
+}
+
+/// Takes a parameter that is `true` or `false`; false if it is absent or empty.
+fn boolean(
+    parameters: &mut BTreeMap<&str, &str>,
+    key: &'static str,
+) -> Result<bool, ParametersError> {
+    match parameters.remove(key) {
+        None | Some("" | "false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => {
+            let value = shorten(other);
+            Err(ParametersError::Boolean { key, value })
+        }
     }
 }
 
@@ -243,6 +301,36 @@ mod tests {
                 .unwrap()
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn the_encryption_of_a_class_is_read_and_what_does_not_go_with_it_is_refused() {
+        let plain = parse(&[("pool", "p")]).unwrap();
+        assert_eq!((plain.encryption, plain.header()), (None, Bytes::ZERO));
+        let read = parse(&[
+            ("pool", "p"),
+            ("encryption", "luks2"),
+            ("encryptionDiscards", "true"),
+        ])
+        .unwrap();
+        assert_eq!(read.encryption, Some(Encryption::Luks2));
+        assert!(read.encryption_discards);
+        assert_eq!(read.header(), Bytes::mib(16));
+        for (pairs, expected) in [
+            (vec![("encryption", "yes")], "\"yes\" is not \"luks2\""),
+            (
+                vec![("encryptionDiscards", "true")],
+                "is for encrypted volumes",
+            ),
+            (
+                vec![("encryption", "luks2"), ("adoptFilesystem", "true")],
+                "cannot be used with \"encryption\"",
+            ),
+        ] {
+            let all: Vec<_> = pairs.into_iter().chain([("pool", "p")]).collect();
+            let error = parse(&all).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

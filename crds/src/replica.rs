@@ -2,7 +2,7 @@
 //! writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, ExtentSize, Provisioning};
+use cistern_types::{Bytes, Encryption, ExtentSize, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -88,6 +88,12 @@ pub struct PoolReplicaSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("extentSize cannot be changed"))]
     pub extent_size: Option<ExtentSize>,
+
+    /// How the volume is encrypted: the image has a header in addition to its size. Set by the operator; absent for a
+    /// volume that is not encrypted; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("encryption cannot be changed"))]
+    pub encryption: Option<Encryption>,
 
     /// Requests that the image is destroyed; default false. The agent destroys it only while the volume does
     /// not need it. Set by the operator; cannot be set back to false.

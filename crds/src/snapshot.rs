@@ -2,7 +2,7 @@
 //! writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning, is_zero};
+use cistern_types::{Bytes, Consistency, Encryption, FilesystemType, Provisioning, is_zero};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,12 @@ pub struct PoolSnapshotSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("filesystem cannot be changed"))]
     pub filesystem: Option<FilesystemType>,
+
+    /// How the data of the source volume is encrypted, and so that of the snapshot. Set by the controller; absent for a
+    /// volume that is not encrypted; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("encryption cannot be changed"))]
+    pub encryption: Option<Encryption>,
 
     /// Provisioning of the source volume. The snapshot of a thick volume is counted as thick. Set
     /// by the controller; immutable.
@@ -195,6 +201,7 @@ impl PoolSnapshotSpec {
             source_image: image.to_owned(),
             access_type: volume.access_type(),
             filesystem: volume.filesystem_type(),
+            encryption: volume.spec.encryption,
             provisioning: volume.admitted_attributes().provisioning,
             consistency,
             group_name: None,

@@ -68,6 +68,8 @@ pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSp
         mkfs_options: None,
         extent_size: None,
         adopt_filesystem: false,
+        encryption: None,
+        encryption_discards: false,
         access_modes: vec![AccessMode::SingleNodeWriter],
         attributes: VolumeAttributes::default(),
         content_source: None,
@@ -196,6 +198,7 @@ pub fn orphan_identity() -> OrphanIdentity {
         volume_size: Bytes::gib(1),
         access_type: AccessType::Block,
         filesystem: None,
+        encryption: None,
         provisioning: Provisioning::Thin,
     }
 }
@@ -213,6 +216,7 @@ pub fn replica(volume: &str, epoch: u32) -> PoolReplica {
         size: Bytes::gib(1),
         provisioning: Provisioning::Thin,
         extent_size: None,
+        encryption: None,
         deletion_requested: false,
     });
     replica.metadata.uid = Some("uid-of-replica".into());

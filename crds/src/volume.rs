@@ -1,7 +1,7 @@
 //! `PoolVolume`: one volume. The controller writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, ExtentSize, FilesystemType, is_zero};
+use cistern_types::{Bytes, Encryption, ExtentSize, FilesystemType, is_zero};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,9 @@ use crate::{
     validation = Rule::new("has(self.mkfsOptions) == has(oldSelf.mkfsOptions)").message("mkfsOptions cannot be changed"),
     validation = Rule::new("has(self.adoptFilesystem) == has(oldSelf.adoptFilesystem)").message("adoptFilesystem cannot be changed"),
     validation = Rule::new("!has(self.adoptFilesystem) || !self.adoptFilesystem || self.accessType == 'Block'").message("adoptFilesystem is for the access type Block"),
+    validation = Rule::new("has(self.encryption) == has(oldSelf.encryption)").message("encryption cannot be changed"),
+    validation = Rule::new("has(self.encryptionDiscards) == has(oldSelf.encryptionDiscards)").message("encryptionDiscards cannot be changed"),
+    validation = Rule::new("!has(self.encryptionDiscards) || !self.encryptionDiscards || has(self.encryption)").message("encryptionDiscards is for an encrypted volume"),
     validation = Rule::new("has(self.claim) == has(oldSelf.claim)").message("claim cannot be changed"),
     validation = Rule::new("has(self.contentSource) == has(oldSelf.contentSource)").message("contentSource cannot be changed"),
 )]
@@ -111,6 +114,18 @@ pub struct PoolVolumeSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("adoptFilesystem cannot be changed"))]
     pub adopt_filesystem: bool,
+
+    /// How the data is encrypted on the disk, from the StorageClass. The key comes from the Secret that the class names,
+    /// each time that the volume is staged. Set by the controller; absent for a volume that is not encrypted; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("encryption cannot be changed"))]
+    pub encryption: Option<Encryption>,
+
+    /// Whether space that is freed inside the encrypted volume is freed in the pool, which shows which blocks are
+    /// unused; from the StorageClass. Set by the controller; absent means false; immutable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("encryptionDiscards cannot be changed"))]
+    pub encryption_discards: bool,
 
     /// Access modes that the volume supports. Set by the controller; immutable.
     #[schemars(schema_with = "access_modes_schema")]

@@ -213,11 +213,11 @@ pub(crate) fn numbers<'a>(
     pools: impl Iterator<Item = &'a NodePoolStatus>,
     parameters: &Parameters,
 ) -> (Bytes, Bytes) {
-    let kind = parameters.attributes.provisioning;
+    let (kind, header) = (parameters.attributes.provisioning, parameters.header());
     pools.fold((Bytes::ZERO, Bytes::ZERO), |(capacity, maximum), pool| {
         (
-            capacity.saturating_add(pool.room(kind)),
-            maximum.max(pool.largest_volume(kind)),
+            capacity.saturating_add(pool.room(kind).saturating_sub(header)),
+            maximum.max(pool.largest_volume(kind).saturating_sub(header)),
         )
     })
 }

@@ -5,12 +5,24 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Bytes;
+
 /// How the data of a volume is encrypted on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Encryption {
     /// LUKS2, with the key that the volume's Secret has when it is staged.
     #[serde(rename = "LUKS2")]
     Luks2,
+}
+
+impl Encryption {
+    /// Size of the header in front of the data, which the image has in addition to the size of the volume.
+    pub const HEADER: Bytes = Bytes::mib(16);
+
+    /// Returns the size of the header of an image that may be encrypted.
+    pub fn header_of(encryption: Option<Self>) -> Bytes {
+        encryption.map_or(Bytes::ZERO, |_| Self::HEADER)
+    }
 }
 
 impl fmt::Display for Encryption {

@@ -54,6 +54,8 @@ pub struct Changes {
     base: Option<Reading>,
     target: Reading,
     size: u64,
+    /// Where the data begins that the ranges are of: behind the header of an encrypted image, or at its start.
+    begin: u64,
     /// Offset up to which both were compared.
     cursor: u64,
     /// The last range found: the next one may extend it.
@@ -78,16 +80,21 @@ impl Pool {
     fn walk(&self, base: Option<&Uid>, target: &Uid, from: u64) -> Result<Changes, image::Error> {
         let target = self.read_snapshot(target)?;
         let base = base.map(|base| self.read_snapshot(base)).transpose()?;
-        Ok(self.changes_of(target, base, from))
+        // A volume from the snapshot does not show the header.
+        let begin = target.image.header().0;
+        let changes = self.changes_of(target, base, begin.saturating_add(from));
+        Ok(Changes { begin, ..changes })
     }
 
-    /// Returns the parts in which an image differs from a base, or from zeros. The content of both is constant.
+    /// Returns the parts in which the file of an image differs from that of a base, or from zeros. The content of both is
+    /// constant.
     pub(crate) fn changes_of(&self, target: Reading, base: Option<Reading>, from: u64) -> Changes {
         Changes {
             system: Arc::clone(&self.system),
             base,
             size: target.image.file_size().0,
             target,
+            begin: 0,
             cursor: from - from % SECTOR,
             last: None,
         }
@@ -109,9 +116,9 @@ impl Pool {
 }
 
 impl Changes {
-    /// Returns the size of the image in bytes.
+    /// Returns the size of the data in bytes.
     pub fn size(&self) -> Bytes {
-        Bytes(self.size)
+        Bytes(self.size - self.begin)
     }
 
     /// The image of the snapshot.
@@ -164,13 +171,16 @@ impl Iterator for Changes {
     type Item = Result<Vec<Range<u64>>, image::Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let begin = self.begin;
+        let of_data = |range: Range<u64>| range.start - begin..range.end - begin;
         if self.cursor >= self.size {
-            return self.last.take().map(|last| Ok(vec![last]));
+            return self.last.take().map(|last| Ok(vec![of_data(last)]));
         }
         match self.compare_next() {
             Ok((ranges, end)) => {
                 self.cursor = end;
-                Some(Ok(self.merge(ranges)))
+                let done = self.merge(ranges).into_iter();
+                Some(Ok(done.map(of_data).collect()))
             }
             Err(error) => {
                 (self.cursor, self.last) = (self.size, None);

@@ -21,10 +21,10 @@ mod luks;
 mod mapping;
 mod own;
 
-use cistern_types::{Bytes, FilesystemType};
+use cistern_types::{Bytes, Encryption, FilesystemType};
 use serde::{Deserialize, Serialize};
 
-use crate::image::Content;
+use crate::{id::Uuid, image::Content};
 
 pub(crate) use self::mapping::{Lifetime, Mapping};
 pub use self::{
@@ -34,15 +34,18 @@ pub use self::{
 };
 
 /// Size of the header at the start of an encrypted image, in which LUKS2 keeps its metadata and keyslots.
-pub const HEADER: Bytes = Bytes::mib(16);
+pub const HEADER: Bytes = Encryption::HEADER;
 
-/// What an encrypted image has.
+/// What an encrypted image has. Its identity names the filesystem and the UUID that it has once it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EncryptionState {
     /// No header: its volume was never staged.
     Unformatted,
-    /// The header and the filesystem of the image that it was cloned from. The kernel does not mount both at a time.
-    Cloned,
+    /// The header and the filesystem of the image that it was cloned from.
+    Cloned {
+        /// UUID that the filesystem has until then. The kernel does not mount two filesystems of one UUID.
+        uuid: Uuid,
+    },
     /// A header, and the filesystem of a volume that has one.
     Complete,
 }
@@ -53,13 +56,19 @@ impl EncryptionState {
         self != Self::Complete
     }
 
-    /// Returns what a clone of an image in this state has.
-    pub(crate) fn of_clone(self, content: Content) -> Self {
-        match (self, content.filesystem()) {
-            (Self::Unformatted, _) => Self::Unformatted,
+    /// Returns what a clone of an image with this content has.
+    pub(crate) fn of_clone(self, content: Content) -> (Content, Self) {
+        let Content::Filesystem { filesystem, uuid } = content else {
+            let is_blank = self == Self::Unformatted;
+            return (content, if is_blank { self } else { Self::Complete });
+        };
+        let state = match (self, filesystem) {
             // The kernel accepts two ext4 of one UUID.
-            (_, None | Some(FilesystemType::Ext4)) => Self::Complete,
-            (_, Some(FilesystemType::Xfs | FilesystemType::Btrfs)) => Self::Cloned,
-        }
+            (Self::Complete, FilesystemType::Ext4) => return (content, self),
+            (Self::Complete, FilesystemType::Xfs | FilesystemType::Btrfs) => Self::Cloned { uuid },
+            (Self::Unformatted | Self::Cloned { .. }, _) => self,
+        };
+        let uuid = Uuid::new_v4();
+        (Content::Filesystem { filesystem, uuid }, state)
     }
 }

@@ -5,7 +5,8 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    AccessType, Bytes, FilesystemType, HasImage, Reason, mkfs_options,
+    AccessType, Bytes, Encryption, FilesystemType, HasImage, MkfsOptions, PoolVolume, Reason,
+    mkfs_options,
     volume::{FilesystemStatus, ImageStatus},
 };
 use cistern_host::{
@@ -34,6 +35,8 @@ pub struct Image {
     pub access_type: AccessType,
     /// The filesystem in it, and when the agent first saw it.
     pub filesystem: Option<FilesystemStatus>,
+    /// How it is encrypted; None if it is not.
+    pub encryption: Option<Encryption>,
     /// Name of the image that a volume's image was cloned from.
     pub source: Option<String>,
     /// Number of its extents, if they were counted.
@@ -250,6 +253,7 @@ impl Image {
             allocated: image.allocated,
             access_type,
             filesystem,
+            encryption: identity.encryption.map(|_| Encryption::Luks2),
             source: identity.source.as_ref().map(ToString::to_string),
             extents: None,
             takeovers,
@@ -266,12 +270,19 @@ impl Image {
         }
     }
 
-    /// Checks that the image has this access type and filesystem. Fails with the first difference.
+    /// Checks that the image has this access type, filesystem and encryption. Fails with the first difference.
     pub fn holds(
         &self,
         access_type: AccessType,
         filesystem: Option<FilesystemType>,
+        encryption: Option<Encryption>,
     ) -> Result<(), Difference> {
+        if self.encryption != encryption {
+            let name = |encryption: Option<Encryption>| {
+                encryption.map_or_else(|| "none".to_owned(), |it| it.to_string())
+            };
+            return Err(self.differs("encryption", name(self.encryption), name(encryption)));
+        }
         if self.access_type != access_type {
             let found = format!("{:?}", self.access_type);
             return Err(self.differs("access type", found, format!("{access_type:?}")));
@@ -313,6 +324,14 @@ pub fn name_of<K: ImageObject>(object: &K) -> Result<Uid, InvalidUid> {
     match object.image() {
         Some(image) => image.uid.parse(),
         None => object.uid().unwrap_or_default().parse(),
+    }
+}
+
+/// The mkfs options in the spec of a volume. Fails if they are not supported.
+pub fn mkfs_options_of(volume: &PoolVolume) -> Result<MkfsOptions, mkfs_options::Error> {
+    match (volume.spec.filesystem, &volume.spec.mkfs_options) {
+        (Some(filesystem), Some(options)) => MkfsOptions::parse(filesystem, options),
+        (None, _) | (_, None) => Ok(MkfsOptions::default()),
     }
 }
 

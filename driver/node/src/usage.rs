@@ -3,11 +3,13 @@
 use std::fmt;
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ExtentSize, FenceState, FilesystemType, HasImage as _, IoLimits,
-    PoolVolume, Provisioning,
+    AccessMode, AccessType, Bytes, Encryption, ExtentSize, FenceState, FilesystemType,
+    HasImage as _, IoLimits, MkfsOptions, PoolVolume, Provisioning,
 };
 use cistern_host::{Content, MountOptions, Uid, options};
 use kube::ResourceExt as _;
+
+use crate::image::mkfs_options_of;
 
 /// The requested usage of a volume.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,6 +43,10 @@ pub struct Volume {
     pub io_limits: IoLimits,
     /// The extent size hint of its image.
     pub extent_size: Option<ExtentSize>,
+    /// Whether discards inside the encrypted volume free space of its pool.
+    pub encryption_discards: bool,
+    /// Options for mkfs, for an encrypted volume that is staged for the first time.
+    pub mkfs_options: MkfsOptions,
     /// Whether a filesystem that a program has written to the raw block volume may be adopted.
     adopts_filesystem: bool,
     /// The number of takeovers of its pool with which its image was verified.
@@ -88,6 +94,9 @@ pub enum Unusable {
     /// Its image is closed.
     #[error("it moves to another node")]
     Moving,
+    /// A field of the spec cannot be parsed.
+    #[error("its spec has no valid {0}")]
+    InvalidSpec(&'static str),
     /// A field of the status cannot be parsed.
     #[error("its status has no valid {0}")]
     InvalidStatus(&'static str),
@@ -166,6 +175,13 @@ impl Volume {
             provisioning: object.admitted_attributes().provisioning,
             io_limits: object.admitted_attributes().io_limits,
             extent_size: object.spec.extent_size,
+            encryption_discards: object.spec.encryption_discards,
+            mkfs_options: match object.spec.encryption {
+                Some(Encryption::Luks2) => {
+                    mkfs_options_of(object).map_err(|_| Unusable::InvalidSpec("mkfsOptions"))?
+                }
+                None => MkfsOptions::default(),
+            },
             adopts_filesystem: object.spec.adopt_filesystem,
             takeovers: status.takeovers,
             access_modes: object.spec.access_modes.clone(),

@@ -1,5 +1,6 @@
 //! The CSI Node service: parses each request, calls the mounter, and renders the result.
 
+pub mod keys;
 pub mod request;
 mod status;
 

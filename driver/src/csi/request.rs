@@ -267,6 +267,7 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
             .as_ref()
             .map(|p| p.attributes.provisioning)
             .unwrap_or_default(),
+        encryption: parameters.as_ref().and_then(|p| p.encryption),
         pools: parameters.map(|parameters| parameters.pools),
         filesystem,
         places,

@@ -85,6 +85,8 @@ impl Node {
             mkfs_options: None,
             extent_size: None,
             adopt_filesystem: false,
+            encryption: None,
+            encryption_discards: false,
             access_modes: vec![AccessMode::SingleNodeMultiWriter],
             attributes: VolumeAttributes::default(),
             content_source: source,

@@ -57,6 +57,9 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         mkfs_options: None,
         extent_size: None,
         adopt_filesystem: false,
+        encryption: identity.encryption,
+        // The image does not record it.
+        encryption_discards: false,
         // This mode includes the other supported modes.
         access_modes: vec![AccessMode::SingleNodeMultiWriter],
         attributes: VolumeAttributes {
@@ -120,6 +123,7 @@ fn snapshot(choice: &SelectedOrphan) -> PoolSnapshot {
         source_image: identity.source_image.clone().unwrap_or_default(),
         access_type: identity.access_type,
         filesystem: identity.filesystem,
+        encryption: identity.encryption,
         provisioning: identity.provisioning,
         consistency: Consistency::default(),
         group_name: None,

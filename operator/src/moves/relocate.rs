@@ -279,6 +279,7 @@ impl Move<'_> {
             size: room_for(&self.object, volume, purpose),
             provisioning: spec.attributes.provisioning,
             extent_size: spec.extent_size,
+            encryption: spec.encryption,
             deletion_requested: false,
         });
         let parameters = PostParams {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cistern_crds::{Bytes, FilesystemType, PoolNames, Provisioning, StorageNode, names};
+use cistern_crds::{
+    Bytes, Encryption, FilesystemType, PoolNames, Provisioning, StorageNode, names,
+};
 use kube::ResourceExt as _;
 
 /// The volumes for which room is requested.
@@ -12,6 +14,8 @@ pub struct CapacityQuery {
     pub pools: Option<PoolNames>,
     /// Whether the volumes are thick or thin.
     pub provisioning: Provisioning,
+    /// How the volumes are encrypted; None if they are not.
+    pub encryption: Option<Encryption>,
     /// The filesystem of the volumes; None if it is unknown.
     pub filesystem: Option<FilesystemType>,
     /// The topology values of the nodes; None for all nodes.
@@ -56,8 +60,13 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
             .filter(asked)
             .filter_map(|name| node.pool_for_new_volumes(name).ok())
         {
-            sum.available = sum.available.saturating_add(pool.room(query.provisioning));
-            sum.maximum = sum.maximum.max(pool.largest_volume(query.provisioning));
+            let header = Encryption::header_of(query.encryption);
+            let room = pool.room(query.provisioning).saturating_sub(header);
+            let largest = pool
+                .largest_volume(query.provisioning)
+                .saturating_sub(header);
+            sum.available = sum.available.saturating_add(room);
+            sum.maximum = sum.maximum.max(largest);
         }
     }
     if minimum.is_some_and(|minimum| sum.maximum < minimum) {
@@ -148,6 +157,11 @@ mod tests {
             (found.available, found.maximum),
             (Bytes::gib(30), Bytes::gib(10))
         );
+
+        let mut encrypted = query(None, None);
+        encrypted.encryption = Some(Encryption::Luks2);
+        let found = capacity(&encrypted, &overcommitted);
+        assert_eq!(found.maximum, Bytes::mib(10 * 1024 - 16));
 
         let small = [Arc::new(node("a", Bytes::mib(299), Bytes::gib(10)))];
         let mut xfs = query(None, None);

@@ -154,6 +154,7 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
         Err(why) => Some(why.to_string()),
         Ok(pool) => {
             let largest = pool.largest_volume(wanted.attributes.provisioning);
+            let largest = largest.saturating_sub(wanted.header());
             (largest < wanted.size.chosen).then(|| format!("has room for {largest}{here}"))
         }
     }

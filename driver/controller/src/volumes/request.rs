@@ -3,8 +3,8 @@
 //! *Invariant:* every [`NewVolume`] is validated; nothing here carries secrets or mount flags.
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ContentSource, ExtentSize, FilesystemType, HasImage as _,
-    MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes, names,
+    AccessMode, AccessType, Bytes, ContentSource, Encryption, ExtentSize, FilesystemType,
+    HasImage as _, MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes, names,
     parameters::RestorePlacement, volume::ClaimReference,
 };
 
@@ -28,6 +28,10 @@ pub struct NewVolume {
     pub extent_size: Option<ExtentSize>,
     /// Whether the filesystem that a program writes to the raw block volume may be adopted.
     pub adopt_filesystem: bool,
+    /// How the volume is encrypted; None if it is not.
+    pub encryption: Option<Encryption>,
+    /// Whether discards inside the encrypted volume free space of the pool.
+    pub encryption_discards: bool,
     /// Access modes, sorted and without duplicates.
     pub access_modes: Vec<AccessMode>,
     /// The StoragePools that it may come from.
@@ -106,6 +110,8 @@ impl NewVolume {
                 mkfs_options: self.mkfs_options(),
                 extent_size: self.extent_size,
                 adopt_filesystem: self.adopt_filesystem,
+                encryption: self.encryption,
+                encryption_discards: self.encryption_discards,
                 access_modes: self.access_modes.clone(),
                 attributes: self.attributes,
                 content_source,
@@ -118,6 +124,11 @@ impl NewVolume {
                 promoted_move_uid: None,
             },
         )
+    }
+
+    /// Size of the header that the image has in addition.
+    pub(super) fn header(&self) -> Bytes {
+        Encryption::header_of(self.encryption)
     }
 
     /// The mkfs options as text for the custom resource; None if there are none.
@@ -156,6 +167,15 @@ impl NewVolume {
                 .extent_size
                 .map(|size| format!("its extent size is {size}"));
             Some(size.unwrap_or_else(|| "it has no extent size".to_owned()))
+        } else if spec.encryption != self.encryption
+            || spec.encryption_discards != self.encryption_discards
+        {
+            let encryption = spec
+                .encryption
+                .map(|it| format!("it is encrypted with {it}"));
+            let discards = format!("and encryptionDiscards is {}", spec.encryption_discards);
+            let encrypted = encryption.map(|encryption| format!("{encryption}, {discards}"));
+            Some(encrypted.unwrap_or_else(|| "it is not encrypted".to_owned()))
         } else if !self.access_modes.iter().all(|mode| spec.serves(*mode)) {
             Some(format!("its access modes are {:?}", spec.access_modes))
         } else if !self.size.contains(spec.size) {
@@ -205,6 +225,8 @@ pub(crate) mod tests {
             mkfs_options: MkfsOptions::default(),
             extent_size: None,
             adopt_filesystem: false,
+            encryption: None,
+            encryption_discards: false,
             access_modes: vec![AccessMode::SingleNodeWriter],
             pools: PoolNames::only("fast"),
             attributes: VolumeAttributes::default(),
@@ -239,7 +261,7 @@ pub(crate) mod tests {
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
         let existing = wanted.in_pool("fast", "n1", None);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 10] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pools = "slow,slower".parse().unwrap()),
             ("thin", |w| w.attributes.provisioning = Provisioning::Thick),
@@ -252,6 +274,9 @@ pub(crate) mod tests {
                 w.mkfs_options = MkfsOptions::parse(FilesystemType::Ext4, "-I 512").unwrap();
             }),
             ("no extent size", |w| w.extent_size = Some(ExtentSize::Mib1)),
+            ("it is not encrypted", |w| {
+                w.encryption = Some(Encryption::Luks2);
+            }),
             ("1Gi", |w| w.size.required = Bytes::gib(2)),
             ("node n1", |w| {
                 w.requirement.requisite = Some(vec!["n2".to_owned()]);

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use cistern_crds::{
-    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage, PoolNames,
-    PoolSnapshot, PoolVolume, Reason, SourceKind, StorageNode, condition, names,
+    AccessType, Bytes, ConditionType, ContentSource, Encryption, FilesystemType, HasImage,
+    PoolNames, PoolSnapshot, PoolVolume, Reason, SourceKind, StorageNode, condition, names,
 };
 use kube::ResourceExt as _;
 
@@ -112,6 +112,7 @@ pub(super) struct Source {
     size: Bytes,
     access_type: AccessType,
     filesystem: Option<FilesystemType>,
+    encryption: Option<Encryption>,
     /// The snapshot of a volume that is copied to another node; None for a copy on the same node.
     snapshot: Option<String>,
 }
@@ -260,6 +261,17 @@ impl Source {
                 self.pool, wanted.pools, self.pool
             ));
         }
+        match (self.encryption, wanted.encryption) {
+            (Some(encryption), None) => {
+                return Some(format!(
+                    "it is encrypted: use a class with encryption: {encryption}, whose Secret has the key of the source"
+                ));
+            }
+            (None, Some(_)) => {
+                return Some("it is not encrypted: use a class without encryption".to_owned());
+            }
+            (Some(Encryption::Luks2), Some(Encryption::Luks2)) | (None, None) => {}
+        }
         match (self.access_type, wanted.access_type, self.reference.kind) {
             (AccessType::Filesystem, AccessType::Block, SourceKind::Volume) => {
                 let why = "it has a filesystem, and a block device is asked for: take a snapshot, which can be restored to one";
@@ -348,6 +360,7 @@ fn of_snapshot(reference: &SourceReference, snapshot: &PoolSnapshot) -> Result<S
         size: cut.size,
         access_type: spec.access_type,
         filesystem: spec.filesystem,
+        encryption: spec.encryption,
         snapshot: None,
     })
 }
@@ -365,6 +378,7 @@ fn of_volume(reference: &SourceReference, volume: &PoolVolume) -> Result<Source,
         size: made.size,
         access_type: volume.access_type(),
         filesystem: volume.filesystem_type(),
+        encryption: spec.encryption,
         snapshot: None,
     })
 }

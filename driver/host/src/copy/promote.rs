@@ -66,8 +66,9 @@ impl Pool {
             return Err(super::open::beside_copy(uid));
         }
         let found = self.system.stat(file.as_fd());
-        if found.map_err(failed("stat the point", uid))?.size < volume.size.0 {
-            let grown = self.system.truncate(file.as_fd(), volume.size.0);
+        let size = volume.size.saturating_add(state.original.identity.header());
+        if found.map_err(failed("stat the point", uid))?.size < size.0 {
+            let grown = self.system.truncate(file.as_fd(), size.0);
             grown.map_err(|source| self.no_space_or("grow the point", uid, source.into()))?;
         }
         self.identify(&file, volume, &state)?;

@@ -23,6 +23,7 @@ use super::{
     header::{self, HeaderConflict},
     luks,
     mapping::{Lifetime, Mapping, Options},
+    own::Renewal,
 };
 use crate::{
     allocation,
@@ -51,15 +52,14 @@ pub struct Unlock<'a> {
 }
 
 impl Pool {
-    /// Completes an encrypted image that is not complete, and returns it as it is then: the filesystem of a clone has
-    /// another UUID. Does nothing for a complete one, also if it is in use. Fails if the image is in use or closing for
+    /// Completes an encrypted image that is not complete. Does nothing for a complete one, also if it is in use. Fails if the image is in use or closing for
     /// a move, if it does not belong to the volume, if no key opens the clone, or if the pool lacks the space.
-    pub fn complete_encrypted(
+    pub(crate) fn complete_encrypted(
         &self,
         uid: &Uid,
         volume: &str,
         unlock: Unlock<'_>,
-    ) -> Result<Image, Error> {
+    ) -> Result<(), Error> {
         self.check()?;
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         self.verify_owner(&image, volume)?;
@@ -69,7 +69,7 @@ impl Pool {
         {
             self.complete(uid, unlock)?;
         }
-        self.image(uid)?.ok_or_else(|| self.missing(uid))
+        Ok(())
     }
 
     fn complete(&self, uid: &Uid, unlock: Unlock<'_>) -> Result<(), Error> {
@@ -80,12 +80,26 @@ impl Pool {
         };
         self.refuse_marked(locked.as_fd(), uid)?;
         let made = Unfinished::begin(self, uid, unlock.extent_size)?;
-        let content = if identity.encryption == Some(EncryptionState::Unformatted) {
-            self.format(&locked, &image, made.as_fd(), identity.content, unlock)?
-        } else {
-            self.make_encrypted_own(&locked, &image, made.as_fd(), identity.content, unlock)?
-        };
-        self.replace_by_complete(made, &image, identity, content)
+        match (identity.encryption, identity.content) {
+            (Some(EncryptionState::Unformatted), content) => {
+                self.format(&locked, &image, made.as_fd(), content, unlock)?;
+            }
+            (
+                Some(EncryptionState::Cloned { uuid: from }),
+                Content::Filesystem { filesystem, uuid },
+            ) => {
+                let renewal = Renewal {
+                    filesystem,
+                    from,
+                    to: uuid,
+                };
+                self.renew_encrypted(&locked, &image, made.as_fd(), renewal, unlock)?;
+            }
+            (Some(EncryptionState::Cloned { .. } | EncryptionState::Complete) | None, _) => {
+                return Ok(());
+            }
+        }
+        self.replace_by_complete(made, &image, identity)
     }
 
     /// The image and its identity, if it is not complete.
@@ -110,7 +124,7 @@ impl Pool {
         made: BorrowedFd<'_>,
         content: Content,
         unlock: Unlock<'_>,
-    ) -> Result<Content, Error> {
+    ) -> Result<(), Error> {
         let (system, uid, size) = (&*self.system, &image.uid, image.file_size().0);
         let is_blank = header::is_blank(system, locked.as_fd(), size);
         if !is_blank.map_err(failed("read the extents", uid))? {
@@ -130,8 +144,7 @@ impl Pool {
             drop(mapped);
             wait_until_detached(system, made, uid)
         };
-        format().map_err(|source| self.no_space_or("format the encrypted file", uid, source))?;
-        Ok(content)
+        format().map_err(|source| self.no_space_or("format the encrypted file", uid, source))
     }
 
     /// Attaches an unfinished file that has a header; none if no key opens it.
@@ -158,7 +171,6 @@ impl Pool {
         made: Unfinished<'_>,
         image: &Image,
         identity: Identity,
-        content: Content,
     ) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &image.uid);
         let no_space_or = |operation, source| self.no_space_or(operation, uid, source);
@@ -169,7 +181,6 @@ impl Pool {
         }
         let identity = Identity {
             encryption: Some(EncryptionState::Complete),
-            content,
             ..identity
         };
         made.identify(&identity)

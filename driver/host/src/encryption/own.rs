@@ -12,7 +12,7 @@ use crate::{
     cause::Cause,
     check,
     id::{Uid, Uuid},
-    image::{Content, Error, FilesystemConflict, Image, failed},
+    image::{Error, FilesystemConflict, Image, failed},
     pool::Pool,
     renew,
     resize::detached,
@@ -20,34 +20,43 @@ use crate::{
     system::OFlags,
 };
 
+/// The UUID of a filesystem before and after.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Renewal {
+    pub(super) filesystem: FilesystemType,
+    pub(super) from: Uuid,
+    pub(super) to: Uuid,
+}
+
 impl Pool {
     /// Fills a new file with a clone whose filesystem gets a UUID of its own. Fails if no key opens it.
-    pub(super) fn make_encrypted_own(
+    pub(super) fn renew_encrypted(
         &self,
         locked: &OwnedFd,
         image: &Image,
         made: BorrowedFd<'_>,
-        content: Content,
+        renewal: Renewal,
         unlock: Unlock<'_>,
-    ) -> Result<Content, Error> {
+    ) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &image.uid);
+        let Renewal {
+            filesystem,
+            from,
+            to,
+        } = renewal;
         // Nothing uses the image, so nobody waits while it is cloned.
         system
             .reflink(locked.as_fd(), made)
             .map_err(|source| self.no_space_or("clone the image", uid, source.into()))?;
-        let Content::Filesystem { filesystem, uuid } = content else {
-            return Ok(content);
-        };
-        self.verify_mapped(made, uid, (filesystem, uuid), unlock)?;
-        let new = Uuid::new_v4();
+        self.verify_mapped(made, uid, (filesystem, from), unlock)?;
+        let grow = || self.grow_mapped(made, uid, (filesystem, image.size), unlock);
+        let renew = || self.renew_mapped(made, uid, (filesystem, to), unlock);
         let renewed = match filesystem {
-            FilesystemType::Ext4 => return Ok(content),
-            FilesystemType::Xfs => self
-                .grow_mapped(made, uid, (filesystem, image.size), unlock)
-                .and_then(|()| self.renew_mapped(made, uid, (filesystem, new), unlock)),
-            FilesystemType::Btrfs => self
-                .renew_mapped(made, uid, (filesystem, new), unlock)
-                .and_then(|()| self.grow_mapped(made, uid, (filesystem, image.size), unlock)),
+            FilesystemType::Ext4 => Ok(()),
+            // A mount replays the log, which names the UUID.
+            FilesystemType::Xfs => grow().and_then(|()| renew()),
+            // No mount before that: another one of this UUID may be mounted.
+            FilesystemType::Btrfs => renew().and_then(|()| grow()),
         };
         renewed.map_err(|error| match error {
             check::Error::Damaged { report } | check::Error::TooLarge { report } => {
@@ -61,11 +70,7 @@ impl Pool {
                 self.no_space_or("make a filesystem of its own", uid, source)
             }
         })?;
-        self.verify_mapped(made, uid, (filesystem, new), unlock)?;
-        Ok(Content::Filesystem {
-            filesystem,
-            uuid: new,
-        })
+        self.verify_mapped(made, uid, (filesystem, to), unlock)
     }
 
     /// Verifies type and UUID of the filesystem in an unfinished encrypted file.

@@ -75,16 +75,19 @@ impl Pool {
         system
             .truncate(image.as_fd(), size_of_file.0)
             .map_err(failed("make the file larger", name))?;
-        let content = match original {
-            Content::Filesystem { filesystem, uuid } if encryption.is_none() => {
+        match (encryption, original) {
+            (Some(state), _) => {
+                let (content, state) = state.of_clone(original);
+                Ok((content, Some(state)))
+            }
+            (None, Content::Block) => Ok((original, None)),
+            (None, Content::Filesystem { filesystem, uuid }) => {
                 let found = (filesystem, uuid);
                 self.verify_filesystem(image.as_fd(), &source.uid, found)?;
-                self.make_own(image, &source.uid, found, request.size, progress)?
+                let content = self.make_own(image, &source.uid, found, request.size, progress)?;
+                Ok((content, None))
             }
-            Content::Filesystem { .. } | Content::Block => original,
-        };
-        let encryption = encryption.map(|state| state.of_clone(content));
-        Ok((content, encryption))
+        }
     }
 
     /// Returns the progress callback for the check of a clone; fails when the clone needs a check

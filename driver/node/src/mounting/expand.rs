@@ -1,10 +1,10 @@
 //! Grows a volume in use: the second half of an expansion, after its image has grown.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use cistern_client::Chain;
 use cistern_crds::Bytes;
-use cistern_host::{ExpandRequest, grow};
+use cistern_host::{ExpandRequest, Keys, grow};
 use futures::FutureExt as _;
 
 use super::{Mounter, finished};
@@ -27,6 +27,8 @@ pub struct Expand {
     pub limit: Option<Bytes>,
     /// Its usage, if given.
     pub usage: Option<Usage>,
+    /// The keys in its Secret; None if the request has none.
+    pub keys: Option<Arc<Keys>>,
 }
 
 /// Why a volume did not grow.
@@ -71,7 +73,7 @@ impl Mounter {
         let pool = self.pool(&volume).await?;
         let grown = on_host(guard, move || {
             let request = ExpandRequest {
-                keys: None,
+                keys: request.keys.as_deref(),
                 image: &volume.image,
                 filesystem: volume.content.filesystem(),
                 path: &path,

@@ -5,7 +5,8 @@ use std::{path::PathBuf, sync::Arc};
 use cistern_client::Chain;
 use cistern_crds::{Explanation, FilesystemType};
 use cistern_host::{
-    BlockStageRequest, Checking, Content, MountOptions, Pool, Root, StageRequest, Staged, Uuid,
+    BlockStageRequest, Checking, Content, Keys, MountOptions, Pool, Root, StageRequest, Staged,
+    Unlock, Uuid,
 };
 
 use super::{Error, Mounter, Refusal, finished, is_meant};
@@ -30,6 +31,8 @@ pub struct Stage {
     pub usage: Usage,
     /// Name of the image in the `volume_context` of its PersistentVolume, if any.
     pub image: Option<String>,
+    /// The keys in its Secret; None if it has none.
+    pub keys: Option<Arc<Keys>>,
 }
 
 impl Mounter {
@@ -178,7 +181,7 @@ fn stage(
         Content::Block => {
             if !root.is_block_staged(&volume.image, &request.staging)? {
                 let staged = pool?.stage_block(&BlockStageRequest {
-                    unlock: None,
+                    unlock: unlock(volume, request),
                     image: &volume.image,
                     volume: &volume.name,
                     size: volume.size,
@@ -200,6 +203,17 @@ fn stage(
     }
 }
 
+/// What opens a volume with the keys of a request; None without keys. The host refuses keys for a volume that is not
+/// encrypted, so that a class that lacks its parameter is noticed.
+fn unlock<'a>(volume: &'a Volume, request: &'a Stage) -> Option<Unlock<'a>> {
+    request.keys.as_deref().map(|keys| Unlock {
+        keys,
+        discard: volume.encryption_discards,
+        mkfs_options: &volume.mkfs_options,
+        extent_size: volume.extent_size,
+    })
+}
+
 pub(super) fn stage_request<'a>(
     volume: &'a Volume,
     request: &'a Stage,
@@ -208,7 +222,7 @@ pub(super) fn stage_request<'a>(
     checking: Checking<'a>,
 ) -> StageRequest<'a> {
     StageRequest {
-        unlock: None,
+        unlock: unlock(volume, request),
         image: &volume.image,
         volume: &volume.name,
         filesystem,

@@ -1,9 +1,12 @@
 //! Requests of the Node service as types.
 //!
 //! *Invariant:* required fields are checked before anything else (SAN-03). Typed requests contain no
-//! secrets, and their paths are absolute.
+//! secrets but keys, which print nothing, and their paths are absolute.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
 
 use cistern_crds::names;
 use cistern_node::{
@@ -12,6 +15,7 @@ use cistern_node::{
 };
 use cistern_proto::csi::v1;
 
+use super::keys;
 use crate::csi::request::FromRequest;
 use crate::csi::{
     capability::{self, Capability},
@@ -39,6 +43,9 @@ pub enum Error {
     /// An invalid or unsupported volume capability.
     #[error(transparent)]
     Capability(#[from] capability::Error),
+    /// Secrets that are no keys.
+    #[error(transparent)]
+    Keys(#[from] keys::Error),
 }
 
 /// A valid `NodeUnstageVolume` request.
@@ -112,6 +119,7 @@ impl FromRequest<v1::NodeStageVolumeRequest> for Stage {
             staging: path("staging_target_path", request.staging_target_path)?,
             usage: usage(request.volume_capability)?,
             image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
+            keys: keys::take(request.secrets)?.map(Arc::new),
         })
     }
 }
@@ -203,6 +211,7 @@ impl FromRequest<v1::NodeExpandVolumeRequest> for Expand {
             required,
             limit,
             usage: way.map(Usage::from),
+            keys: keys::take(request.secrets)?.map(Arc::new),
         })
     }
 }

@@ -18,7 +18,9 @@ use crate::csi::status::IntoStatus;
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
         let code = match &error {
-            request::Error::Field(_) | request::Error::Path { .. } => Code::InvalidArgument,
+            request::Error::Field(_) | request::Error::Path { .. } | request::Error::Keys(_) => {
+                Code::InvalidArgument
+            }
             request::Error::NotStaged => Code::FailedPrecondition,
             request::Error::Capability(error) => match error {
                 capability::Error::Missing { .. }

@@ -52,6 +52,8 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             mkfs_options,
             extent_size: parameters.extent_size,
             adopt_filesystem: parameters.adopt_filesystem && access_type == AccessType::Block,
+            encryption: parameters.encryption,
+            encryption_discards: parameters.encryption_discards,
             access_modes: access_modes(&capabilities),
             pools: parameters.pools,
             attributes,

@@ -82,7 +82,7 @@ impl Ledger {
     /// Adds a reservation without a check.
     #[must_use]
     pub fn with(mut self, reservation: Reservation) -> Self {
-        let size = reservation.size;
+        let size = reservation.bytes();
         self.reserved = self.reserved.saturating_add(size);
         self.holds_thick |= reservation.provisioning == Provisioning::Thick;
         match reservation.holder {
@@ -157,13 +157,14 @@ impl Ledger {
 
     /// Checks that one more volume or snapshot fits. Fails with the reason if it does not.
     pub fn check(&self, reservation: &Reservation) -> Result<(), Refusal> {
-        let (size, limits) = (reservation.size, &self.limits);
+        let (size, header, limits) = (reservation.size, reservation.header, &self.limits);
         if let Some(percent) = self.overcommits(reservation.provisioning) {
             return Err(Refusal::Overcommitted { percent });
         }
         match &reservation.holder {
             Holder::Volume => {
-                let (usable, limit) = (limits.usable, limits.volume_limit);
+                let usable = limits.usable.saturating_sub(header);
+                let limit = limits.volume_limit;
                 if size > usable {
                     return Err(Refusal::TooLarge { size, usable });
                 }
@@ -182,7 +183,7 @@ impl Ledger {
                 }
             }
         }
-        let room = self.free(reservation.provisioning);
+        let room = self.free(reservation.provisioning).saturating_sub(header);
         if size > room {
             return Err(Refusal::NoSpace { size, room });
         }
@@ -206,7 +207,8 @@ impl Ledger {
     /// Checks that an object of this ledger that has `held` bytes reserved can have more. Fails
     /// with the reason if it cannot.
     pub fn check_growth(&self, held: Bytes, wanted: &Reservation) -> Result<(), Refusal> {
-        let (size, usable) = (wanted.size, self.limits.usable);
+        let size = wanted.size;
+        let usable = self.limits.usable.saturating_sub(wanted.header);
         let reach = held.saturating_add(self.free(wanted.provisioning));
         let largest = match wanted.holder {
             Holder::Volume => usable.min(reach).round_down_to_mib().max(held),

@@ -1,6 +1,6 @@
 //! The bytes of a pool that the ledger sets aside for an object.
 
-use cistern_crds::{Bytes, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
+use cistern_crds::{Bytes, Encryption, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
 
 use crate::{
     agent::plan::{self, ObjectPhase, VolumeStep},
@@ -14,6 +14,8 @@ pub struct Reservation {
     pub holder: Holder,
     /// The size of a volume, or the bytes that a snapshot holds.
     pub size: Bytes,
+    /// Bytes of the image in front of the volume's data.
+    pub header: Bytes,
     /// Whether the bytes are allocated when the volume is made.
     pub provisioning: Provisioning,
 }
@@ -31,6 +33,11 @@ pub enum Holder {
 }
 
 impl Reservation {
+    /// All bytes that it takes.
+    pub fn bytes(&self) -> Bytes {
+        self.size.saturating_add(self.header)
+    }
+
     /// The reservation of a volume whose attributes change to those of its spec.
     pub fn for_change(volume: &PoolVolume) -> Self {
         let status = volume.status.as_ref();
@@ -39,6 +46,7 @@ impl Reservation {
             size: status
                 .and_then(|status| status.reserved)
                 .unwrap_or_default(),
+            header: Encryption::header_of(volume.spec.encryption),
             provisioning: volume.spec.attributes.provisioning,
         }
     }
@@ -48,6 +56,7 @@ impl Reservation {
         Self {
             holder: Holder::Volume,
             size,
+            header: Encryption::header_of(volume.spec.encryption),
             provisioning: volume.admitted_attributes().provisioning,
         }
     }
@@ -58,6 +67,7 @@ impl Reservation {
         Self {
             holder: Holder::Snapshot { source },
             size,
+            header: Bytes::ZERO,
             provisioning: snapshot.spec.provisioning,
         }
     }
@@ -67,6 +77,7 @@ impl Reservation {
         Self {
             holder: Holder::Volume,
             size,
+            header: Encryption::header_of(replica.spec.encryption),
             provisioning: replica.spec.provisioning,
         }
     }

@@ -130,6 +130,7 @@ mod tests {
     };
 
     const RESERVATION: Reservation = Reservation {
+        header: Bytes::ZERO,
         holder: Holder::Volume,
         size: Bytes::gib(6),
         provisioning: Provisioning::Thick,
@@ -197,6 +198,7 @@ mod tests {
     #[test]
     fn a_growth_reservation_is_dropped_when_it_is_withdrawn_changed_or_shown() {
         let growth = |gib| Reservation {
+            header: Bytes::ZERO,
             holder: Holder::Volume,
             size: Bytes::gib(gib),
             provisioning: Provisioning::Thin,

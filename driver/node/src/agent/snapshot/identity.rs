@@ -60,7 +60,7 @@ fn serves(snapshot: &PoolSnapshot, image: &Image) -> Result<(), Difference> {
     if image.size != size {
         return Err(image.differs("size", image.size.to_string(), size.to_string()));
     }
-    image.holds(spec.access_type, spec.filesystem)
+    image.holds(spec.access_type, spec.filesystem, spec.encryption)
 }
 
 /// Format time of a snapshot's filesystem, from its volume if that still exists.

@@ -3,13 +3,13 @@
 //! *Invariant:* an image is made only under the UID of the PoolVolume.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{ContentSource, ExtentLimits, MkfsOptions, PoolVolume, mkfs_options};
+use cistern_crds::{ContentSource, ExtentLimits, PoolVolume};
 use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, Progress, SourceImage, image};
 use kube::ResourceExt as _;
 
 use crate::{
     agent::plan::VolumeStep,
-    image::{Error, Image, find, is_adopted, is_the_same, name_of},
+    image::{Error, Image, find, is_adopted, is_the_same, mkfs_options_of, name_of},
 };
 
 /// The image of a volume after a step.
@@ -59,7 +59,7 @@ fn make(
         VolumeStep::Make if !is_adopted(volume) => {
             let source = volume.spec.content_source.as_ref();
             let request = ImageRequest {
-                encryption: None,
+                encryption: volume.spec.encryption,
                 volume: volume.name_any(),
                 uid: name_of(volume)?,
                 size: reserved,
@@ -104,11 +104,4 @@ fn source_of(
         uid: source.image.parse()?,
         extent_limits,
     })
-}
-
-fn mkfs_options_of(volume: &PoolVolume) -> Result<MkfsOptions, mkfs_options::Error> {
-    match (volume.spec.filesystem, &volume.spec.mkfs_options) {
-        (Some(filesystem), Some(options)) => MkfsOptions::parse(filesystem, options),
-        (None, _) | (_, None) => Ok(MkfsOptions::default()),
-    }
 }

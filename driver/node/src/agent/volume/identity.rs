@@ -58,7 +58,11 @@ fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
         // It was adopted, and the status does not report that yet.
         return Ok(());
     }
-    image.holds(volume.access_type(), volume.filesystem_type())
+    image.holds(
+        volume.access_type(),
+        volume.filesystem_type(),
+        spec.encryption,
+    )
 }
 
 #[cfg(test)]

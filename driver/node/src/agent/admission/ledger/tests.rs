@@ -19,6 +19,7 @@ const EXACT: Limits = Limits {
 
 fn thin(size: Bytes) -> Reservation {
     Reservation {
+        header: Bytes::ZERO,
         holder: Holder::Volume,
         size,
         provisioning: Provisioning::Thin,
@@ -27,6 +28,7 @@ fn thin(size: Bytes) -> Reservation {
 
 fn thick(size: Bytes) -> Reservation {
     Reservation {
+        header: Bytes::ZERO,
         provisioning: Provisioning::Thick,
         ..thin(size)
     }
@@ -207,6 +209,7 @@ fn any_reservation() -> impl Strategy<Value = Reservation> {
         "[ab]".prop_map(|source| Holder::Snapshot { source })
     ];
     (0..20_u64 << 30, kind, holder).prop_map(|(size, provisioning, holder)| Reservation {
+        header: Bytes::ZERO,
         holder,
         size: Bytes(size),
         provisioning,
@@ -359,7 +362,7 @@ proptest! {
     ) {
         let ledger = Ledger::new(limits, held, Bytes::ZERO);
         let largest = ledger.room(provisioning).min(limits.usable);
-        let reservation = |size| Reservation { holder: Holder::Volume, size, provisioning };
+        let reservation = |size| Reservation { holder: Holder::Volume, size, header: Bytes::ZERO, provisioning };
         prop_assert!(ledger.check(&reservation(largest.saturating_add(Bytes(1)))).is_err());
         if largest > Bytes::ZERO {
             prop_assert_eq!(ledger.check(&reservation(largest)), Ok(()));
