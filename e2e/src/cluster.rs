@@ -8,7 +8,6 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     ffi::OsStr,
     panic::AssertUnwindSafe,
     path::{Path, PathBuf},
@@ -24,6 +23,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     Plugin,
+    environment::variable,
     process::{command, output, tool, workspace},
 };
 
@@ -253,12 +253,4 @@ pub fn skipped(what: &str, reason: &str) {
 /// Returns whether the test of the documents writes the output that it sees into them (`CISTERN_WRITE_SAMPLES`).
 pub fn writes_samples() -> bool {
     variable("CISTERN_WRITE_SAMPLES").is_some()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place of the tests that reads the environment"
-)]
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -3,12 +3,14 @@
 //! RBAC is on and service account tokens are real (the API server issues them). No scheduler and no controller
 //! run: only the test and the processes under test change objects.
 
+mod processes;
+
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use cistern_crds::definitions;
@@ -19,18 +21,14 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     runtime::{conditions::is_crd_established, wait::Condition as _},
 };
-use serde_json::json;
 use tokio::sync::OnceCell;
 
-use crate::{
-    Folder, Process, eventually,
-    process::{dying_with_us, tool},
-};
+use self::processes::Processes;
+use crate::{Folder, Process, environment::variable, eventually};
 
-const TOKEN: &str = "admin-of-the-test";
-/// Lets Go programs collect garbage at five times the live heap instead of twice: a small machine has memory to
-/// spare, but little CPU time.
-const GARBAGE: (&str, &str) = ("GOGC", "400");
+/// A kubeconfig for a control plane that something else has started, with the custom resources. Tests in a virtual machine
+/// use one on the machine around it.
+const STARTED: &str = "CISTERN_CONTROL_PLANE";
 const START: Duration = Duration::from_mins(1);
 
 /// An API server with Cistern's custom resources, and its etcd.
@@ -38,11 +36,8 @@ const START: Duration = Duration::from_mins(1);
 pub struct ControlPlane {
     config: Config,
     kubeconfig: PathBuf,
-    etcd_address: SocketAddr,
-    // Dropped in this order: the folder is removed when no process writes there any more.
-    apiserver: Process,
-    etcd: Process,
-    folder: Folder,
+    /// None if something else has started them.
+    processes: Option<Processes>,
 }
 
 impl ControlPlane {
@@ -50,7 +45,12 @@ impl ControlPlane {
     /// a test must give them unique names.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
-        SHARED.get_or_init(Self::start).await
+        SHARED
+            .get_or_init(async || match variable(STARTED) {
+                Some(kubeconfig) => Self::connect(kubeconfig).await,
+                None => Self::start().await,
+            })
+            .await
     }
 
     /// Starts a new control plane and establishes the custom resources.
@@ -73,98 +73,32 @@ impl ControlPlane {
     }
 
     async fn start_bare(feature_gates: &[&str]) -> Self {
-        let started = Instant::now();
-        let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
-        let folder = Folder::new();
-        let [client, peer, secure] = free_addresses();
-        let etcd_url = format!("http://{client}");
-
-        let mut command = dying_with_us(etcd);
-        command
-            .arg(format!("--data-dir={}", folder.join("etcd").display()))
-            .arg(format!("--listen-client-urls={etcd_url}"))
-            .arg(format!("--advertise-client-urls={etcd_url}"))
-            .arg(format!("--listen-peer-urls=http://{peer}"))
-            .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
-            .arg(format!("--initial-cluster=default=http://{peer}"))
-            .args(["--unsafe-no-fsync", "--log-level=warn"])
-            .env(GARBAGE.0, GARBAGE.1);
-        let etcd = Process::start("etcd", &folder.join("etcd.log"), command);
-
-        let tokens = folder.join("tokens.csv");
-        std::fs::write(&tokens, format!("{TOKEN},admin,admin,system:masters\n"))
-            .expect("the folder is ours");
-        // The API server creates its certificates here before it reads the service account key, so its own key
-        // also serves as that key.
-        let certificates = folder.join("certificates");
-        let own_key = certificates.join("apiserver.key");
-        let mut command = dying_with_us(apiserver);
-        command
-            .arg(format!("--etcd-servers={etcd_url}"))
-            .arg(format!("--cert-dir={}", certificates.display()))
-            .arg(format!("--bind-address={}", secure.ip()))
-            .arg(format!("--advertise-address={}", secure.ip()))
-            .arg(format!("--secure-port={}", secure.port()))
-            .arg(format!("--token-auth-file={}", tokens.display()))
-            .arg(format!("--service-account-key-file={}", own_key.display()))
-            .arg(format!(
-                "--service-account-signing-key-file={}",
-                own_key.display()
-            ))
-            .args([
-                "--service-account-issuer=https://kubernetes.default.svc",
-                "--service-cluster-ip-range=10.96.0.0/16",
-                "--authorization-mode=RBAC",
-                "--allow-privileged=true",
-                "--endpoint-reconciler-type=none",
-                // No controller creates the service account that this plugin requires for every pod.
-                "--disable-admission-plugins=ServiceAccount",
-            ])
-            .args(
-                feature_gates
-                    .iter()
-                    .map(|gate| format!("--feature-gates={gate}=true")),
-            )
-            .env(GARBAGE.0, GARBAGE.1);
-        let mut apiserver = Process::start(
-            "kube-apiserver",
-            &folder.join("kube-apiserver.log"),
-            command,
-        );
-
-        let kubeconfig = folder.join("kubeconfig");
-        let content = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-            "clusters": [{"name": "test", "cluster": {
-                "server": format!("https://{secure}"),
-                "certificate-authority": certificates.join("apiserver.crt"),
-            }}],
-            "users": [{"name": "admin", "user": {"token": TOKEN}}],
-        });
-        std::fs::write(&kubeconfig, content.to_string()).expect("the folder is ours");
+        let mut processes = Processes::start(feature_gates).await;
+        let kubeconfig = processes.kubeconfig();
         let config = eventually("the API server to be ready", START, async || {
-            if let Some(status) = apiserver.exited() {
-                panic!("kube-apiserver has ended: {status}");
-            }
+            processes.check_apiserver();
             ready(&kubeconfig).await.map_err(|error| error.to_string())
         })
         .await;
-        let this = Self {
+        Self {
             config,
             kubeconfig,
-            etcd_address: client,
-            apiserver,
-            etcd,
-            folder,
-        };
-        eprintln!(
-            "etcd and kube-apiserver have started in {:.1} s",
-            started.elapsed().as_secs_f32()
-        );
-        this
+            processes: Some(processes),
+        }
+    }
+
+    /// Connects to a control plane that something else has started.
+    async fn connect(kubeconfig: String) -> Self {
+        let kubeconfig = PathBuf::from(kubeconfig);
+        let config = eventually("the API server to answer", START, async || {
+            ready(&kubeconfig).await.map_err(|error| error.to_string())
+        })
+        .await;
+        Self {
+            config,
+            kubeconfig,
+            processes: None,
+        }
     }
 
     /// Returns a client with all permissions. A client belongs to the runtime of its test, so each test gets its own.
@@ -178,23 +112,23 @@ impl ControlPlane {
     }
 
     /// Returns a kubeconfig for the same user, for other processes.
-    pub fn kubeconfig(&self) -> &std::path::Path {
+    pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
     /// Returns the API server's process, to stop it, suspend it or read its log.
     pub fn apiserver(&self) -> &Process {
-        &self.apiserver
+        &self.processes().apiserver
     }
 
     /// Returns the process of etcd.
     pub fn etcd(&self) -> &Process {
-        &self.etcd
+        &self.processes().etcd
     }
 
     /// Returns where etcd serves its clients, with HTTP and without TLS.
     pub fn etcd_address(&self) -> SocketAddr {
-        self.etcd_address
+        self.processes().etcd_address
     }
 
     /// Returns the API server's metrics.
@@ -207,7 +141,14 @@ impl ControlPlane {
 
     /// Returns the folder of all files.
     pub fn folder(&self) -> &Folder {
-        &self.folder
+        &self.processes().folder
+    }
+
+    fn processes(&self) -> &Processes {
+        let processes = self.processes.as_ref();
+        processes.unwrap_or_else(|| {
+            panic!("this test needs a control plane of its own; {STARTED} is set")
+        })
     }
 
     /// Applies the custom resource definitions and waits until they are served.
@@ -258,7 +199,7 @@ impl ControlPlane {
 }
 
 /// Returns a client configuration if the API server is ready.
-async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::error::Error>> {
+async fn ready(kubeconfig: &Path) -> Result<Config, Box<dyn std::error::Error>> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;

@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod document;
 pub mod driver;
+pub mod environment;
 pub mod folder;
 pub mod kustomize;
 pub mod loop_device;
