@@ -58,6 +58,8 @@ pub struct Options {
     pub health_interval: &'static str,
     /// Bytes per second that the node sends to other nodes at most; 0 for no limit.
     pub transfer_rate: u64,
+    /// The cgroup in which the node's process starts, as a folder. None is the one of the test.
+    pub cgroup: Option<&'static str>,
 }
 
 impl Default for Options {
@@ -66,6 +68,7 @@ impl Default for Options {
             log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
             health_interval: "15s",
             transfer_rate: 0,
+            cgroup: None,
         }
     }
 }
@@ -410,7 +413,7 @@ impl Host {
     }
 
     fn node_command(&self) -> Command {
-        let mut command = self.mounts.command(binary("cistern-driver"));
+        let mut command = self.driver_on_node();
         command.arg(NODE);
         self.serve(&mut command, NODE, self.node_http);
         self.place(&mut command);
@@ -423,6 +426,17 @@ impl Host {
         command.arg(format!("--health-interval={interval}"));
         // A short interval shows that no state during a test counts as drift.
         command.arg("--drift-interval=1s");
+        command
+    }
+
+    fn driver_on_node(&self) -> Command {
+        let driver = binary("cistern-driver");
+        let Some(cgroup) = self.options.cgroup else {
+            return self.mounts.command(driver);
+        };
+        let mut command = self.mounts.command("sh");
+        let script = "echo 0 >\"$0/cgroup.procs\"; exec \"$@\"";
+        command.args(["-euc", script, cgroup]).arg(driver);
         command
     }
 

@@ -24,6 +24,7 @@ const OPTIONS: Options = Options {
     log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
     health_interval: "2s",
     transfer_rate: 0,
+    cgroup: None,
 };
 
 impl Fixture {

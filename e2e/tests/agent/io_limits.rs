@@ -1,11 +1,17 @@
 //! Limits of the I/O of volumes: their admission, and what is reported where the node cannot enforce them.
-//! The agent of these tests runs in no cgroup of pods. The tests of `driver/host` in a virtual machine show
-//! that a limit holds.
+//! The agent of these tests runs in no cgroup of pods, but for the one whose node has a kernel of its own: there
+//! a limit holds.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use cistern_crds::{
     Bytes, ConditionType, IoLimits, PoolVolume, Reason, VolumeAttributes, condition,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{ControlPlane, driver::Options, eventually};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -15,6 +21,16 @@ fn reads(limit: u64) -> VolumeAttributes {
     VolumeAttributes {
         io_limits: IoLimits {
             read_iops: Some(limit),
+            ..IoLimits::NONE
+        },
+        ..VolumeAttributes::default()
+    }
+}
+
+fn writes(limit: Bytes) -> VolumeAttributes {
+    VolumeAttributes {
+        io_limits: IoLimits {
+            write_bytes_per_second: Some(limit),
             ..IoLimits::NONE
         },
         ..VolumeAttributes::default()
@@ -101,5 +117,79 @@ async fn a_limit_above_the_maximum_of_the_pool_is_refused_and_a_volume_without_o
     request(&node, &name, reads(500)).await;
     node.until(&name, "to have the limits", is_in_force(reads(500)))
         .await;
+    node.finish().await;
+}
+
+/// The cgroup of all pods of a node, with that of the agent and that of another pod.
+const PODS: &str = "/sys/fs/cgroup/agent-limits-enforced/kubepods";
+const AGENT: &str = "/sys/fs/cgroup/agent-limits-enforced/kubepods/agent";
+const POD: &str = "/sys/fs/cgroup/agent-limits-enforced/kubepods/pod";
+
+fn create_pods() {
+    for pod in [AGENT, POD] {
+        fs::create_dir_all(pod).unwrap();
+    }
+    // A cgroup can pass a controller on if the one above it does.
+    let parent = Path::new(PODS).parent().unwrap();
+    for folder in [Path::new("/sys/fs/cgroup"), parent, Path::new(PODS)] {
+        fs::write(folder.join("cgroup.subtree_control"), "+io +memory").unwrap();
+    }
+}
+
+/// The limits of all pods: a line for each limited device.
+fn io_max() -> String {
+    fs::read_to_string(Path::new(PODS).join("io.max")).unwrap()
+}
+
+/// Writes 4 MiB in the cgroup of a pod, and returns how long it took.
+async fn write(node: &Fixture, target: &Path) -> Duration {
+    let script = "echo 0 >$1/cgroup.procs; dd if=/dev/zero of=$2/file bs=1M count=4 oflag=direct";
+    let started = Instant::now();
+    node.shell(script, &[POD, target.to_str().unwrap()]).await;
+    started.elapsed()
+}
+
+#[tokio::test]
+#[ignore = "needs cgroup v2, which the virtual machine has"]
+async fn a_pod_writes_no_faster_than_the_limit_of_its_volume_until_the_limit_is_removed() {
+    create_pods();
+    let options = Options {
+        cgroup: Some(AGENT),
+        ..Options::default()
+    };
+    let node = Fixture::start_as(
+        ControlPlane::shared().await,
+        "agent-limits-enforced",
+        options,
+    )
+    .await;
+    let object = node.volume("limited", Bytes::mib(64)).await;
+    let name = object.name_any();
+    let limited = writes(Bytes::mib(1));
+    request(&node, &name, limited).await;
+    node.until(&name, "to have the limit", is_in_force(limited))
+        .await;
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("pod", &[], false).await.unwrap();
+    assert!(io_max().contains(" wbps=1048576 "), "{}", io_max());
+    let target = kubelet.target("pod");
+    // The kernel lets a part pass at once.
+    let slow = write(&node, &target).await;
+    assert!(slow > Duration::from_secs(2), "{slow:?}");
+    let enforced = has_condition(ConditionType::LimitsEnforced, "True", "Reconciled");
+    node.until(&name, "to report that it is limited", enforced)
+        .await;
+
+    request(&node, &name, VolumeAttributes::default()).await;
+    eventually("the limit to be removed", SOON, async || {
+        let limits = io_max();
+        limits.is_empty().then_some(()).ok_or(limits)
+    })
+    .await;
+    let fast = write(&node, &target).await;
+    assert!(fast < slow, "{fast:?} without the limit, {slow:?} with it");
+    kubelet.unpublish("pod").await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
