@@ -63,6 +63,9 @@ test-host: ## Pools, images and mounts on real loop devices (root)
 test-vm: ## The same on Debian's kernel in a virtual machine, where a mounted ext4 grows
 	e2e/steps vm
 
+test-vm-node: ## The agent on a node with Debian's kernel, in a virtual machine, against a real API server
+	e2e/steps vm-node
+
 test-api: ## Operator, controller, agent and csi-sanity against a real API server (root)
 	e2e/steps api
 
@@ -132,4 +135,4 @@ $(DENY) $(MDBOOK) $(SBOM):
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help docs kubectl-plugin requirements bench bench-bulk bench-scale storage-suite conformance setup build generate fmt check check-moving test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
+.PHONY: help docs kubectl-plugin requirements bench bench-bulk bench-scale storage-suite conformance setup build generate fmt check check-moving test test-host test-vm test-vm-node test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
