@@ -2,7 +2,7 @@
 //! writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, Encryption, ExtentSize, Provisioning};
+use cistern_types::{Bytes, ExtentSize, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ pub struct PoolReplicaSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("moveUID cannot be changed"))]
     pub move_uid: String,
 
-    /// Bytes that the node's ledger reserves for the image: those of the volume, or twice as many for the copy of a volume
+    /// Bytes that the node's ledger reserves for the image: those of the volume and its header, or twice as many for the copy of a volume
     /// that is used while it moves. Set by the operator, which raises it when the volume grows.
     #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("size cannot be made smaller"))]
     pub size: Bytes,
@@ -88,12 +88,6 @@ pub struct PoolReplicaSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("extentSize cannot be changed"))]
     pub extent_size: Option<ExtentSize>,
-
-    /// How the volume is encrypted: the image has a header in addition to its size. Set by the operator; absent for a
-    /// volume that is not encrypted; immutable.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("encryption cannot be changed"))]
-    pub encryption: Option<Encryption>,
 
     /// Requests that the image is destroyed; default false. The agent destroys it only while the volume does
     /// not need it. Set by the operator; cannot be set back to false.

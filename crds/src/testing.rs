@@ -216,7 +216,6 @@ pub fn replica(volume: &str, epoch: u32) -> PoolReplica {
         size: Bytes::gib(1),
         provisioning: Provisioning::Thin,
         extent_size: None,
-        encryption: None,
         deletion_requested: false,
     });
     replica.metadata.uid = Some("uid-of-replica".into());

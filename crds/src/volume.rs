@@ -194,6 +194,11 @@ pub struct PoolVolumeSpec {
 }
 
 impl PoolVolume {
+    /// Returns the bytes that the image has in front of the volume's data.
+    pub fn header(&self) -> Bytes {
+        Encryption::header_of(self.spec.encryption)
+    }
+
     /// How pods get the volume now. A raw block volume is a filesystem once its filesystem was adopted.
     pub fn access_type(&self) -> AccessType {
         match self.filesystem() {

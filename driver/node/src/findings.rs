@@ -200,7 +200,7 @@ impl View {
     fn ledgers(&self, index: &Index<'_>) -> Vec<Finding> {
         let mut all = Vec::new();
         for status in self.statuses() {
-            let volumes = reserved(&self.volumes, &status.name);
+            let volumes = self.reserved_for_volumes(&status.name);
             let snapshots = reserved(&self.snapshots, &status.name);
             let pool = self.pool(&status.uid);
             if pool.is_some_and(|pool| pool.silent.is_some()) {
@@ -228,6 +228,13 @@ impl View {
             }
         }
         all
+    }
+
+    /// Bytes that volumes have reserved in a pool, with their headers.
+    fn reserved_for_volumes(&self, pool: &str) -> Bytes {
+        let of_pool = self.volumes.iter().filter(|it| it.spec.pool_name == pool);
+        let bytes = |volume: &PoolVolume| Some(volume.reserved()?.saturating_add(volume.header()));
+        of_pool.filter_map(bytes).sum()
     }
 
     /// Bytes that replicas have reserved in a pool. A volume with a reservation counts its image by itself.
@@ -321,7 +328,7 @@ pub fn charged_size(image: &cistern_host::Image) -> Bytes {
     let owner = image.identity.as_ref().map(|identity| &identity.owner);
     match owner {
         Some(Owner::Snapshot(_)) => image.allocated,
-        Some(Owner::Volume(_)) | None => image.size,
+        Some(Owner::Volume(_)) | None => image.file_size(),
     }
 }
 

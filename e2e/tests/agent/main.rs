@@ -16,6 +16,7 @@ mod damage;
 mod deletion;
 mod directory;
 mod disks;
+mod encryption;
 mod expansion;
 mod health;
 mod hostility;

@@ -107,7 +107,6 @@ impl Moving {
             size,
             provisioning: volume.spec.attributes.provisioning,
             extent_size: None,
-            encryption: None,
             deletion_requested: false,
         });
         let created = self.replicas.create(&PostParams::default(), &replica).await;

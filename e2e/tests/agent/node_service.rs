@@ -27,6 +27,8 @@ pub(crate) struct KubeletVolume<'a> {
     /// The volume context, as in its PersistentVolume.
     context: BTreeMap<String, String>,
     access_type: cistern_crds::AccessType,
+    /// The Secret that its StorageClass names.
+    pub(crate) secrets: BTreeMap<String, String>,
 }
 
 impl<'a> KubeletVolume<'a> {
@@ -49,6 +51,7 @@ impl<'a> KubeletVolume<'a> {
             staging,
             context: [(names::IMAGE_CONTEXT.to_owned(), image)].into(),
             access_type: object.spec.access_type,
+            secrets: BTreeMap::new(),
         }
     }
 
@@ -90,6 +93,7 @@ impl<'a> KubeletVolume<'a> {
             staging_target_path: text(&self.staging),
             volume_capability: Some(capability),
             volume_context: self.context.clone(),
+            secrets: self.secrets.clone(),
             ..NodeStageVolumeRequest::default()
         }
     }

@@ -279,7 +279,6 @@ impl Move<'_> {
             size: room_for(&self.object, volume, purpose),
             provisioning: spec.attributes.provisioning,
             extent_size: spec.extent_size,
-            encryption: spec.encryption,
             deletion_requested: false,
         });
         let parameters = PostParams {

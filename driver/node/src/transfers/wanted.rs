@@ -2,8 +2,8 @@
 //! Pure.
 
 use cistern_crds::{
-    Bytes, ContentSource, Encryption, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica,
-    PoolVolume, SourceKind, TransferPurpose,
+    Bytes, ContentSource, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica, PoolVolume,
+    SourceKind, TransferPurpose,
 };
 use cistern_host::{InvalidUid, Pool, SnapshotRecord, Uid, copy::Original, image};
 use kube::ResourceExt as _;
@@ -54,11 +54,6 @@ pub(super) enum Origin {
     },
 }
 
-/// The size of the image of a volume.
-fn on_disk(size: Bytes, encryption: Option<Encryption>) -> Bytes {
-    size.saturating_add(Encryption::header_of(encryption))
-}
-
 impl Wanted {
     /// The copy of a snapshot that a volume is made from. Fails if the custom resource has an invalid UID.
     pub fn of_snapshot(
@@ -71,10 +66,10 @@ impl Wanted {
             copy: name_of(volume)?,
             image: source.image.parse()?,
             base: None,
-            reserved: on_disk(
-                volume.reserved().unwrap_or_default(),
-                volume.spec.encryption,
-            ),
+            reserved: volume
+                .reserved()
+                .unwrap_or_default()
+                .saturating_add(volume.header()),
             extent_size: None,
             origin: Origin::Snapshot {
                 name: snapshot.to_owned(),
@@ -92,7 +87,7 @@ impl Wanted {
             copy: image.clone(),
             image,
             base: None,
-            reserved: on_disk(spec.size, spec.encryption),
+            reserved: spec.size,
             extent_size: spec.extent_size,
             origin: Origin::Move {
                 uid: spec.move_uid.clone(),

@@ -40,7 +40,8 @@ pub(in crate::moves) fn is_movable(volume: &PoolVolume) -> Result<(), Explanatio
 
 /// The bytes that a node has to reserve for the volume.
 pub(in crate::moves) fn size_of(volume: &PoolVolume) -> Bytes {
-    volume.reserved().unwrap_or(volume.spec.size)
+    let size = volume.reserved().unwrap_or(volume.spec.size);
+    size.saturating_add(volume.header())
 }
 
 /// The bytes that a node has to reserve for a replica. A pass is applied to a clone of the copy before it, and both may

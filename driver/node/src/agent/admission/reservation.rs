@@ -1,6 +1,6 @@
 //! The bytes of a pool that the ledger sets aside for an object.
 
-use cistern_crds::{Bytes, Encryption, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
+use cistern_crds::{Bytes, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
 
 use crate::{
     agent::plan::{self, ObjectPhase, VolumeStep},
@@ -46,7 +46,7 @@ impl Reservation {
             size: status
                 .and_then(|status| status.reserved)
                 .unwrap_or_default(),
-            header: Encryption::header_of(volume.spec.encryption),
+            header: volume.header(),
             provisioning: volume.spec.attributes.provisioning,
         }
     }
@@ -56,7 +56,7 @@ impl Reservation {
         Self {
             holder: Holder::Volume,
             size,
-            header: Encryption::header_of(volume.spec.encryption),
+            header: volume.header(),
             provisioning: volume.admitted_attributes().provisioning,
         }
     }
@@ -77,7 +77,7 @@ impl Reservation {
         Self {
             holder: Holder::Volume,
             size,
-            header: Encryption::header_of(replica.spec.encryption),
+            header: Bytes::ZERO,
             provisioning: replica.spec.provisioning,
         }
     }

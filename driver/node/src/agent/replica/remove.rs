@@ -145,7 +145,6 @@ mod tests {
             ReplicaPurpose::Incoming => ("node-2", 1),
         };
         PoolReplica::desired(PoolReplicaSpec {
-            encryption: None,
             volume_name: "pvc-1".to_owned(),
             image: "uid-1".to_owned(),
             node_name: node.to_owned(),

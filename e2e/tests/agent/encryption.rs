@@ -1,0 +1,255 @@
+//! Encrypted volumes, as kubelet uses them. They need device-mapper, which the virtual machine has.
+
+use cistern_crds::{
+    AccessType, Bytes, ConditionType, Encryption, FilesystemType, PoolVolume, PoolVolumeSpec,
+    Provisioning, condition,
+};
+use cistern_e2e::requests::create_volume;
+use cistern_proto::csi::v1::{
+    CreateSnapshotRequest, NodeExpandVolumeRequest, VolumeContentSource,
+    volume_content_source::{self, SnapshotSource},
+};
+use kube::ResourceExt as _;
+use serde_json::json;
+use tonic::{Code, Status};
+
+use crate::{
+    Fixture, has_condition,
+    node_service::{KubeletVolume, capability, code, text},
+    status,
+};
+
+const SIZE: Bytes = Bytes::mib(64);
+/// Keys that must be found nowhere.
+const FIRST: &str = "canary-first-key-with-more-than-32-bytes";
+const SECOND: &str = "canary-second-key-with-more-than-32-bytes";
+/// What the pod writes, which must not be on the disk.
+const DATA: &str = "canary-of-a-tenant";
+
+impl Fixture {
+    async fn encrypted_volume(&self, volume: &str, spec: PoolVolumeSpec) -> PoolVolume {
+        let mut desired = self.desired_volume(volume, SIZE);
+        desired.spec = PoolVolumeSpec {
+            encryption: Some(Encryption::Luks2),
+            ..spec
+        };
+        self.create_ready(&desired).await
+    }
+
+    fn ext4(&self, volume: &str) -> PoolVolumeSpec {
+        self.desired_volume(volume, SIZE).spec
+    }
+
+    /// Fails if an image or a log of a process has a text.
+    async fn has_nowhere(&self, text: &str) {
+        self.shell("! grep -rqaF \"$1\" $0", &[text]).await;
+        for service in [self.driver.node(), self.driver.controller()] {
+            assert!(!service.process().log().contains(text), "{text}");
+        }
+    }
+}
+
+/// A volume with the Secret of its class.
+fn with_keys<'a>(
+    node: &'a Fixture,
+    object: &PoolVolume,
+    staging: &str,
+    keys: &[(&str, &str)],
+) -> KubeletVolume<'a> {
+    let mut kubelet = KubeletVolume::at(node, object, staging);
+    let keys = keys.iter();
+    kubelet.secrets = keys
+        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect();
+    kubelet
+}
+
+#[tokio::test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+async fn an_encrypted_volume_opens_with_its_key_alone_and_keeps_its_data() {
+    let mut node = Fixture::start("agent-encrypted").await;
+    let object = node.encrypted_volume("one", node.ext4("one")).await;
+    let bytes = SIZE.saturating_add(Encryption::HEADER);
+    node.pool_until("to hold the header, too", |pool| pool.reserved == bytes)
+        .await;
+    for (keys, expected) in [
+        (vec![], Code::InvalidArgument),
+        (vec![("password", FIRST)], Code::InvalidArgument),
+        (vec![("key", "short")], Code::InvalidArgument),
+        (vec![("previousKey", FIRST)], Code::InvalidArgument),
+    ] {
+        let kubelet = with_keys(&node, &object, "staging", &keys);
+        let refused = kubelet.stage(&[]).await;
+        assert_eq!(code(refused), expected, "{keys:?}");
+    }
+    {
+        let kubelet = with_keys(&node, &object, "staging", &[("key", FIRST)]);
+        kubelet.stage(&[]).await.unwrap();
+        kubelet.stage(&[]).await.unwrap();
+        kubelet.publish("pod", &[], false).await.unwrap();
+        let file = text(&kubelet.target("pod").join("file"));
+        node.shell("echo $1 >$2 && sync $2", &[DATA, &file]).await;
+    }
+    node.driver.fsck().await;
+    node.has_nowhere(DATA).await;
+
+    // The pod keeps its volume while the driver is away, and the driver finds it again.
+    node.driver.kill_node();
+    node.driver.start_node().await;
+    let kubelet = with_keys(&node, &object, "staging", &[("key", FIRST)]);
+    kubelet.stage(&[]).await.unwrap();
+    let usage = kubelet.statistics(&kubelet.target("pod")).await.unwrap();
+    assert!(usage[0].total <= SIZE.to_i64(), "{usage:?}");
+    kubelet.unpublish("pod").await.unwrap();
+    kubelet.unstage().await.unwrap();
+
+    let wrong = with_keys(&node, &object, "staging", &[("key", SECOND)]);
+    assert_eq!(code(wrong.stage(&[]).await), Code::PermissionDenied);
+    // Rotation: the new key takes the place of the previous one.
+    let keys = [("key", SECOND), ("previousKey", FIRST)];
+    let rotated = with_keys(&node, &object, "staging", &keys);
+    rotated.stage(&[]).await.unwrap();
+    let read = node.shell("cat $1/file", &[&text(&rotated.staging)]).await;
+    assert_eq!(read.trim(), DATA);
+    rotated.unstage().await.unwrap();
+    assert_eq!(code(kubelet.stage(&[]).await), Code::PermissionDenied);
+    for secret in [FIRST, SECOND, DATA] {
+        node.has_nowhere(secret).await;
+    }
+    node.remove(&object.name_any()).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+async fn an_encrypted_device_grows_and_a_key_for_a_plain_volume_is_refused() {
+    let node = Fixture::start("agent-encrypted-device").await;
+    let spec = PoolVolumeSpec {
+        access_type: AccessType::Block,
+        filesystem: None,
+        ..node.ext4("device")
+    };
+    let object = node.encrypted_volume("device", spec).await;
+    let kubelet = with_keys(&node, &object, "staging", &[("key", FIRST)]);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("pod", &[], false).await.unwrap();
+    let target = text(&kubelet.target("pod"));
+    let write = "echo $1 | dd of=$2 conv=notrunc,fsync status=none";
+    node.shell(write, &[DATA, &target]).await;
+    node.has_nowhere(DATA).await;
+
+    let grown = Bytes::mib(96);
+    node.patch(&object.name_any(), json!({"spec": {"size": grown}}))
+        .await;
+    let has_grown = |object: &PoolVolume| status(object).size == Some(grown);
+    node.until(&object.name_any(), "to grow", has_grown).await;
+    let expand = async |secrets: &[(&str, &str)]| -> Result<(), Status> {
+        let secrets = secrets.iter();
+        let request = NodeExpandVolumeRequest {
+            volume_id: object.name_any(),
+            volume_path: target.clone(),
+            secrets: secrets
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+            ..NodeExpandVolumeRequest::default()
+        };
+        let mut client = node.driver.node_client().await;
+        client.node_expand_volume(request).await.map(drop)
+    };
+    assert_eq!(code(expand(&[]).await), Code::FailedPrecondition);
+    let waits = |object: &PoolVolume| {
+        let conditions = &status(object).conditions;
+        let expanded = condition::find(conditions, ConditionType::Expanded);
+        expanded.is_some_and(|it| it.status == "False" && it.message.contains("has no key"))
+    };
+    node.until(&object.name_any(), "to say why it is smaller", waits)
+        .await;
+    expand(&[("key", FIRST)]).await.unwrap();
+    let size = node.shell("blockdev --getsize64 $1", &[&target]).await;
+    assert_eq!(size.trim(), grown.0.to_string());
+    let read = node.shell("head -c 18 $1", &[&target]).await;
+    assert_eq!(read.trim(), DATA);
+    kubelet.unpublish("pod").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    node.remove(&object.name_any()).await;
+
+    let plain = node.volume("plain", SIZE).await;
+    let plain = with_keys(&node, &plain, "plain", &[("key", FIRST)]);
+    let refused = plain.stage(&[]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("not encrypted"), "{refused}");
+    node.finish().await;
+}
+
+#[tokio::test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+async fn a_snapshot_of_an_encrypted_volume_is_restored_with_the_key_of_the_new_claim() {
+    let node = Fixture::start("agent-encrypted-copy").await;
+    let mut controller = node.driver.controller_client().await;
+    let class = |name: &str, encryption: Option<&str>| {
+        let mut request = create_volume(name, &node.name, Bytes::mib(310));
+        let fstype = ("csi.storage.k8s.io/fstype".to_owned(), "xfs".to_owned());
+        let encryption = encryption.map(|it| ("encryption".to_owned(), it.to_owned()));
+        request
+            .parameters
+            .extend(encryption.into_iter().chain([fstype]));
+        request
+    };
+    let created = controller
+        .create_volume(class("source", Some("luks2")))
+        .await;
+    let source = created.unwrap().into_inner().volume.unwrap();
+    let again = controller.create_volume(class("source", None)).await;
+    assert_eq!(code(again), Code::AlreadyExists);
+    let object = node.get(&source.volume_id).await;
+    assert_eq!(object.spec.encryption, Some(Encryption::Luks2));
+    assert_eq!(object.spec.filesystem, Some(FilesystemType::Xfs));
+    assert_eq!(object.spec.attributes.provisioning, Provisioning::Thin);
+    let live = with_keys(&node, &object, "live", &[("key", FIRST)]);
+    live.stage(&[]).await.unwrap();
+    let file = text(&live.staging.join("file"));
+    node.shell("echo $1 >$2 && sync $2", &[DATA, &file]).await;
+
+    let request = CreateSnapshotRequest {
+        name: "copy".to_owned(),
+        source_volume_id: source.volume_id.clone(),
+        ..CreateSnapshotRequest::default()
+    };
+    let taken = controller.create_snapshot(request).await.unwrap();
+    let snapshot = taken.into_inner().snapshot.unwrap();
+    let from = |mut request: cistern_proto::csi::v1::CreateVolumeRequest| {
+        let snapshot_id = snapshot.snapshot_id.clone();
+        let source = volume_content_source::Type::Snapshot(SnapshotSource { snapshot_id });
+        request.volume_content_source = Some(VolumeContentSource {
+            r#type: Some(source),
+        });
+        request
+    };
+    let refused = controller.create_volume(from(class("plain", None))).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("encryption: luks2"), "{refused}");
+
+    let restored = controller.create_volume(from(class("restored", Some("luks2"))));
+    let restored = restored.await.unwrap().into_inner().volume.unwrap();
+    let restored = node.get(&restored.volume_id).await;
+    let other = with_keys(&node, &restored, "restored", &[("key", SECOND)]);
+    assert_eq!(code(other.stage(&[]).await), Code::PermissionDenied);
+    let keys = [("key", SECOND), ("previousKey", FIRST)];
+    let own = with_keys(&node, &restored, "restored", &keys);
+    own.stage(&[]).await.unwrap();
+    let read = node.shell("cat $1/file", &[&text(&own.staging)]).await;
+    assert_eq!(read.trim(), DATA);
+    let ready = has_condition(ConditionType::Healthy, "True", "Reconciled");
+    node.until(&restored.name_any(), "to be healthy", ready)
+        .await;
+    node.driver.fsck().await;
+    own.unstage().await.unwrap();
+    other.stage_as(capability(&[])).await.unwrap();
+    other.unstage().await.unwrap();
+    live.unstage().await.unwrap();
+    for secret in [FIRST, SECOND, DATA] {
+        node.has_nowhere(secret).await;
+    }
+    node.finish().await;
+}
