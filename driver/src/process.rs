@@ -17,7 +17,7 @@ use cistern_controller::{
     volumes::Volumes,
 };
 use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
-use cistern_host::{Linux, Root, command, snapshot::FREEZE_LIMIT};
+use cistern_host::{Linux, Root, command, encryption, snapshot::FREEZE_LIMIT};
 use cistern_node::{
     agent,
     blocking::on_host,
@@ -129,6 +129,7 @@ pub async fn controller(options: config::Controller) -> Result {
 /// Runs the node plugin and its agent until the process is asked to stop. Fails if it cannot start
 /// to serve, or if a server or the agent ends before.
 pub async fn node(options: config::Node) -> Result {
+    encryption::forbid_core_dumps()?;
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
     let mut registry = Registry::default();

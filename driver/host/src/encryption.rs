@@ -21,7 +21,10 @@ mod luks;
 mod mapping;
 mod own;
 
+use std::io;
+
 use cistern_types::{Bytes, Encryption, FilesystemType};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::{id::Uuid, image::Content};
@@ -35,6 +38,16 @@ pub use self::{
 
 /// Size of the header at the start of an encrypted image, in which LUKS2 keeps its metadata and keyslots.
 pub const HEADER: Bytes = Encryption::HEADER;
+
+/// Keeps this process, and the tools that it starts, from leaving core dumps, which would have the keys in them. Fails if
+/// the kernel refuses.
+pub fn forbid_core_dumps() -> io::Result<()> {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    Ok(setrlimit(Resource::Core, none)?)
+}
 
 /// What an encrypted image has. Its identity names the filesystem and the UUID that it has once it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -187,6 +187,8 @@ fn loops_after(step: Step) -> usize {
         | Step::PrepareRaw
         | Step::AdoptFilesystem
         | Step::DismissRaw
+        | Step::PrepareEncrypted
+        | Step::DismissEncrypted
         | Step::Remove => 1,
         Step::SnapshotFrozen
         | Step::Stage
@@ -194,6 +196,7 @@ fn loops_after(step: Step) -> usize {
         | Step::StageGrown
         | Step::Prepare
         | Step::Expand
+        | Step::StageEncrypted
         | Step::StageDevice
         | Step::PublishDevice
         | Step::Publish
@@ -226,6 +229,7 @@ fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
             | Step::Pass
             | Step::Promote
             | Step::AdoptFilesystem
+            | Step::StageEncrypted
     ) {
         return 1;
     }
@@ -548,6 +552,12 @@ fn walk_filesystem_adoption(fault: Fault) {
     walk_prepared(fault, [dismiss, prepare], &[Step::AdoptFilesystem]);
 }
 
+/// An encrypted volume is formatted when it is staged for the first time.
+fn walk_encryption(fault: Fault) {
+    let (dismiss, prepare) = (Step::DismissEncrypted, Step::PrepareEncrypted);
+    walk_prepared(fault, [dismiss, prepare], &[Step::StageEncrypted]);
+}
+
 /// Walks steps, each of which begins with what another step prepares.
 fn walk_prepared(fault: Fault, [dismiss, prepare]: [Step; 2], steps: &[Step]) {
     let machine = Machine::new();
@@ -631,6 +641,18 @@ fn r15_an_error_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt
 #[test]
 fn r2_death_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
     walk_pass(Fault::Kill);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r15_an_error_at_any_call_that_formats_an_encrypted_volume_is_recovered_by_the_next_attempt() {
+    walk_encryption(Fault::Error);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r2_death_at_any_call_that_formats_an_encrypted_volume_is_recovered_by_the_next_attempt() {
+    walk_encryption(Fault::Kill);
 }
 
 #[test]

@@ -13,13 +13,14 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_host::{
     AdoptionRequest, BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest,
-    Expectation, ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest,
-    Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid,
+    Expectation, ImageRequest, Key, Keys, Linux, Member, MountOptions, Pool, PoolDeclaration,
+    PublishRequest, Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, Unlock,
     copy::{CopyRequest, PromotedVolume},
     pool::Owner,
 };
 use cistern_types::{
-    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
+    Bytes, Consistency, Encryption, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions,
+    Provisioning,
 };
 use rustix::fs::FallocateFlags;
 
@@ -105,6 +106,11 @@ pub(crate) enum Step {
     PrepareRaw,
     AdoptFilesystem,
     DismissRaw,
+    /// Creates an encrypted volume, stages it for the first time, which formats it, and removes it. Faults are injected only
+    /// into `StageEncrypted`.
+    PrepareEncrypted,
+    StageEncrypted,
+    DismissEncrypted,
     /// Removes the volume.
     Remove,
     /// Removes the pool.
@@ -357,6 +363,9 @@ pub(crate) fn run(
         Step::PrepareRaw | Step::AdoptFilesystem | Step::DismissRaw => {
             adopt_filesystem(step, &open_again(&root, expectation)?, folder)?;
         }
+        Step::PrepareEncrypted | Step::StageEncrypted | Step::DismissEncrypted => {
+            use_encrypted(step, &root, &open_again(&root, expectation)?, folder)?;
+        }
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -541,14 +550,71 @@ fn receive_pass(pool: &Pool, snapshot: &Uid, base: Option<&Uid>) -> Result<(), B
     Ok(())
 }
 
+/// A thick encrypted volume, so that its first stage includes allocation.
+fn encrypted(folder: &Path) -> ImageRequest {
+    ImageRequest {
+        encryption: Some(Encryption::Luks2),
+        uid: unique_uid(folder, "e"),
+        volume: "pvc-e".to_owned(),
+        size: Bytes::mib(32),
+        ..volume()
+    }
+}
+
+/// Takes a step of an encrypted volume.
+fn use_encrypted(
+    step: Step,
+    root: &Root,
+    pool: &Pool,
+    folder: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let (request, staging) = (encrypted(folder), folder.join("kubelet/encrypted"));
+    match step {
+        Step::StageEncrypted => {
+            let keys = Keys {
+                current: Key::new(vec![b'k'; 32])?,
+                previous: None,
+            };
+            let unlock = Unlock {
+                keys: &keys,
+                discard: false,
+                mkfs_options: &request.mkfs_options,
+                extent_size: None,
+            };
+            stage_with(pool, &request.uid, &staging, Some(unlock))?;
+        }
+        Step::DismissEncrypted => {
+            root.unstage(&staging)?;
+            wait_until_unbound(folder, &request.uid)?;
+            pool.remove_image(&request.uid)?;
+            // It does not exist before the first preparation.
+            let _ = fs::remove_dir(&staging);
+        }
+        _ => {
+            fs::create_dir_all(&staging)?;
+            pool.create_image(&request)?;
+        }
+    }
+    Ok(())
+}
+
 fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>> {
+    stage_with(pool, image, staging, None)
+}
+
+fn stage_with(
+    pool: &Pool,
+    image: &Uid,
+    staging: &Path,
+    unlock: Option<Unlock<'_>>,
+) -> Result<(), Box<dyn Error>> {
     let image = pool.image(image)?.ok_or("no image")?;
     let identity = image.identity.ok_or("no identity")?;
     let Content::Filesystem { filesystem, uuid } = identity.content else {
         return Err("no filesystem".into());
     };
     pool.stage(&StageRequest {
-        unlock: None,
+        unlock,
         image: &image.uid,
         volume: identity.owner.volume().ok_or("no volume")?,
         filesystem,

@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 51] = [
+const STEPS: [Step; 54] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -70,6 +70,9 @@ const STEPS: [Step; 51] = [
     Step::PrepareRaw,
     Step::AdoptFilesystem,
     Step::DismissRaw,
+    Step::PrepareEncrypted,
+    Step::StageEncrypted,
+    Step::DismissEncrypted,
     Step::Remove,
     Step::RemovePool,
 ];

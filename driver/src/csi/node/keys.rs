@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_taken_by_their_names_and_an_error_does_not_show_them() {
+    fn sec_02_keys_are_taken_by_their_names_and_an_error_does_not_show_them() {
         let long = "a".repeat(32);
         assert!(taken(&[("other", "value")]).unwrap().is_none());
         let one = taken(&[("key", &long)]).unwrap().unwrap();

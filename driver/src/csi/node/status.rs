@@ -106,8 +106,10 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::InUse { .. }
             | image::Error::Moving { .. }
             | image::Error::NotClosing { .. } => Code::FailedPrecondition,
-            image::Error::KeyNeeded { .. } => Code::InvalidArgument,
-            image::Error::WrongKey { .. } => Code::PermissionDenied,
+            // GEN-07.
+            image::Error::KeyNeeded { .. } | image::Error::WrongKey { .. } => {
+                Code::Unauthenticated
+            }
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,
         },
