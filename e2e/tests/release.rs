@@ -27,10 +27,11 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const PATIENCE: Duration = Duration::from_mins(20);
 const SOON: Duration = Duration::from_mins(1);
 /// Programs of the driver's image; the driver runs most of them.
-const TOOLS: [&str; 12] = [
+const TOOLS: [&str; 13] = [
     "mkfs.ext4",
     "mkfs.xfs",
     "mkfs.btrfs",
+    "cryptsetup",
     "blkid",
     "e2fsck",
     "resize2fs",
@@ -192,7 +193,10 @@ async fn krew_finds_the_plugin_by_the_checksum_of_its_archive() {
 async fn the_sbom_lists_crates_and_the_packages_of_the_image() {
     let release = Release::shared().await;
     for (crate_name, wanted) in [
-        ("driver", &["tonic", "xfsprogs", "libc6"][..]),
+        (
+            "driver",
+            &["tonic", "xfsprogs", "cryptsetup-bin", "libc6"][..],
+        ),
         ("operator", &["kube", "libc6"]),
         ("kubectl-cistern", &["kube"]),
     ] {
