@@ -1,4 +1,4 @@
-//! SEC: Cistern uses no secrets, and reveals none that it receives.
+//! SEC: Cistern uses no secrets but the keys of encrypted volumes, and reveals none that it receives.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Answers {
 }
 
 // Shows: SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: no secret and no mount flag is revealed.
-// Shows: SEC-04: docs/csi.md says that no secret is needed.
+// Shows: SEC-04: docs/csi.md says which secrets are needed: none for these volumes.
 // Shows: SEC-03, SEC-06: secrets that no call needs change nothing.
 #[tokio::test]
 async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_revealed_even_at_the_highest_log_level() {

@@ -52,6 +52,7 @@ mod tests {
         )
     }
 
+    // Shows: SEC-02: the names consist of letters.
     #[test]
     fn sec_02_keys_are_taken_by_their_names_and_an_error_does_not_show_them() {
         let long = "a".repeat(32);
