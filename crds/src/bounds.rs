@@ -36,6 +36,8 @@ pub const DISK: usize = 144;
 /// Maximum bytes that the disks of a node count. They do not count towards [`FIRST_POOL`], so that the
 /// pools have as much room on a node with many disks.
 pub const ALL_DISKS: usize = 10 << 10;
+/// Maximum characters of what a node lacks for encrypted volumes.
+pub const LACK: usize = 128;
 /// Maximum number of replaced disks of a StoragePool.
 pub const REPLACED_DISKS: usize = 256;
 /// Maximum number of replaced disks of a pool on one node, so that a StorageNode with many pools stays small.

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, str::FromStr};
 
-use cistern_types::{Bytes, Provisioning, is_zero};
+use cistern_types::{Bytes, Encryption, Provisioning, is_zero};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    availability::Explanation,
     bounds,
     condition::{self, Condition, ConditionStatus},
     disk::{self, Disk},
@@ -167,6 +168,10 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub transfer_key: Option<String>,
+    /// Whether encrypted volumes can be used on the node. Written by the agent; absent if it is of a version without
+    /// encryption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<NodeEncryption>,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
     /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -174,7 +179,33 @@ pub struct StorageNodeStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// Whether encrypted volumes can be used on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeEncryption {
+    /// What the node lacks. Absent if it lacks nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = bounds::LACK))]
+    pub unavailable: Option<String>,
+}
+
 impl StorageNode {
+    /// Whether volumes with this encryption can be used on the node; always for one that is not encrypted. Fails with
+    /// what the node lacks. An agent that does not know encryption would make a volume without it.
+    pub fn encrypts(&self, encryption: Option<Encryption>) -> Result<(), Explanation> {
+        let status = self.status.as_ref();
+        let why = match (encryption, status.and_then(|it| it.encryption.as_ref())) {
+            (None, _) => return Ok(()),
+            (Some(Encryption::Luks2), None) => "its agent has reported no encryption",
+            (Some(Encryption::Luks2), Some(found)) => match &found.unavailable {
+                None => return Ok(()),
+                Some(why) => why,
+            },
+        };
+        let message = format!("it cannot have encrypted volumes: {why}");
+        Err(Explanation::new(Reason::EncryptionUnavailable, message))
+    }
+
     /// Public key of the node plugin. None if it has published none, or no valid one.
     pub fn transfer_key<K: FromStr>(&self) -> Option<K> {
         self.status.as_ref()?.transfer_key.as_ref()?.parse().ok()

@@ -152,8 +152,8 @@ fn length(text: Option<&String>) -> usize {
 mod tests {
     use super::*;
     use crate::{
-        condition::ConditionStatus, drift::LISTED, drift::OrphanIdentity, health::PoolSeverity,
-        time, volume::SourceKind,
+        bounds, condition::ConditionStatus, drift::LISTED, drift::OrphanIdentity,
+        health::PoolSeverity, node::NodeEncryption, time, volume::SourceKind,
     };
     use chrono::DateTime;
     use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
@@ -274,6 +274,9 @@ mod tests {
             disks: vec![disk(); DISKS],
             unlisted_disks: UNLISTED,
             transfer_key: Some(text(64)),
+            encryption: Some(NodeEncryption {
+                unavailable: Some(text(bounds::LACK)),
+            }),
         }
     }
 

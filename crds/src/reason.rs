@@ -203,10 +203,14 @@ names! {
         ///
         /// Find out what formatted the volume. Restore a backup, or take a snapshot and repair it by hand.
         FilesystemConflict,
+        /// The node cannot have encrypted volumes: its kernel or the node plugin lacks what they need.
+        ///
+        /// Follow the message; see the page on encryption.
+        EncryptionUnavailable,
         /// No key of the volume's Secret opens the encrypted image, or the image has no header.
         ///
-        /// Put the key that the volume was made with into its Secret, as `previousKey`. Without that key its data is
-        /// lost.
+        /// Put the key that the volume was made with into its Secret, as `previousKey`. If the header was overwritten,
+        /// restore a snapshot. Without key or header the data is lost.
         EncryptionConflict,
         /// The filesystem in the image is damaged, and an administrator has to repair it.
         ///

@@ -9,7 +9,7 @@ pub(crate) mod object;
 
 use std::time::Duration;
 
-use cistern_crds::{Bytes, NodePoolStatus, Parameters, names};
+use cistern_crds::{Bytes, NodePoolStatus, Parameters, StorageNode, names};
 use k8s_openapi::{
     api::storage::v1::{CSIStorageCapacity, StorageClass},
     apimachinery::pkg::apis::meta::v1::LabelSelector,
@@ -191,7 +191,9 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
     let of_class = |parameters: Parameters| {
         let registration = registration::observe(cluster, &node);
-        let offered = |pool| pool_for_new_volumes(pool, storage_node, &registration).ok();
+        let encrypts = |node: &StorageNode| node.encrypts(parameters.encryption).is_ok();
+        let able = storage_node.filter(|node| encrypts(node));
+        let offered = |pool| pool_for_new_volumes(pool, able, &registration).ok();
         numbers(parameters.pools.iter().filter_map(offered), &parameters)
     };
     let (capacity, maximum) = parameters(&class).map(of_class).unwrap_or_default();

@@ -128,7 +128,7 @@ pub enum Error {
     },
 }
 
-/// All tools that this crate starts.
+/// All tools that this crate starts, without that of encrypted volumes, which a node may lack.
 const TOOLS: [&str; 8] = [
     "mkfs.ext4",
     "mkfs.xfs",
@@ -150,14 +150,16 @@ pub struct MissingTool {
 
 /// Fails if a tool is not installed. Checks file names only.
 pub fn check_tools() -> Result<(), MissingTool> {
-    let is_installed = |tool: &str| {
-        let mut folders = PATH.split(':').map(Path::new);
-        folders.any(|folder| folder.join(tool).is_file())
-    };
     match TOOLS.into_iter().find(|tool| !is_installed(tool)) {
         Some(tool) => Err(MissingTool { tool }),
         None => Ok(()),
     }
+}
+
+/// Whether a tool is installed, by the name of its file.
+pub(crate) fn is_installed(tool: &str) -> bool {
+    let mut folders = PATH.split(':').map(Path::new);
+    folders.any(|folder| folder.join(tool).is_file())
 }
 
 impl Command {

@@ -21,13 +21,13 @@ mod luks;
 mod mapping;
 mod own;
 
-use std::io;
+use std::{io, path::Path};
 
 use cistern_types::{Bytes, Encryption, FilesystemType};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::{id::Uuid, image::Content};
+use crate::{command, id::Uuid, image::Content};
 
 pub(crate) use self::mapping::{Lifetime, Mapping};
 pub use self::{
@@ -36,8 +36,33 @@ pub use self::{
     key::{InvalidKey, Key, Keys},
 };
 
+/// Exists if the kernel has device-mapper.
+const DEVICE_MAPPER: &str = "/sys/class/misc/device-mapper";
+
 /// Size of the header at the start of an encrypted image, in which LUKS2 keeps its metadata and keyslots.
 pub const HEADER: Bytes = Encryption::HEADER;
+
+/// What a node lacks for encrypted volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// cryptsetup is not installed.
+    #[error("cryptsetup is missing")]
+    Tool,
+    /// The kernel shows no device-mapper.
+    #[error("the kernel has no device-mapper: load its modules (modprobe dm_crypt)")]
+    DeviceMapper,
+}
+
+/// Checks whether this node can have encrypted volumes. Fails with what it lacks. Looks at files only.
+pub fn availability() -> Result<(), Unavailable> {
+    if !command::is_installed(luks::PROGRAM) {
+        return Err(Unavailable::Tool);
+    }
+    if !Path::new(DEVICE_MAPPER).exists() {
+        return Err(Unavailable::DeviceMapper);
+    }
+    Ok(())
+}
 
 /// Keeps this process, and the tools that it starts, from leaving core dumps, which would have the keys in them. Fails if
 /// the kernel refuses.

@@ -1,7 +1,8 @@
 //! Mounts volumes for pods on this node: stage, publish, unpublish, unstage, expand, statistics.
 //!
 //! *Invariants:* each change holds the volume's lock until the work on the host has ended. Unpublish
-//! and unstage need neither the API server nor the pool. No operation can make a filesystem.
+//! and unstage need neither the API server nor the pool. No operation can make a filesystem, but the first stage of an
+//! encrypted volume: the host makes it in a new file then.
 
 mod checked;
 mod error;

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use cistern_crds::{Bytes, Provisioning, StorageNode};
+use cistern_crds::{Bytes, Encryption, Provisioning, StorageNode, parameters::ENCRYPTION};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -126,15 +126,21 @@ fn room(
         return None;
     }
     let registration = registration::observe(cluster, name);
-    Some(
-        match pool_for_new_volumes(pool, Some(node), &registration) {
-            Ok(status) => NodeRoom::Free {
-                largest: status.largest_volume(provisioning),
-                usable: status.usable,
-            },
-            Err(refusal) => NodeRoom::None(refusal),
+    let named = class.parameters.iter().flatten();
+    let encryption = named
+        .filter(|(key, _)| *key == ENCRYPTION)
+        .find_map(|(_, value)| value.parse().ok());
+    let header = Encryption::header_of(encryption);
+    let offered = node
+        .encrypts(encryption)
+        .and_then(|()| pool_for_new_volumes(pool, Some(node), &registration));
+    Some(match offered {
+        Ok(status) => NodeRoom::Free {
+            largest: status.largest_volume(provisioning).saturating_sub(header),
+            usable: status.usable.saturating_sub(header),
         },
-    )
+        Err(refusal) => NodeRoom::None(refusal),
+    })
 }
 
 #[cfg(test)]

@@ -48,7 +48,9 @@ pub(super) fn takes(
             let message = format!("node {node} has volume {} now", volume.name_any());
             return Err(Explanation::new(Reason::NotMovable, message));
         }
-        let pool = pool_for_new_volumes(&spec.pool_name, storage_node, &registration);
+        let encrypts = storage_node.map_or(Ok(()), |it| it.encrypts(spec.encryption));
+        let pool = encrypts
+            .and_then(|()| pool_for_new_volumes(&spec.pool_name, storage_node, &registration));
         let pool = pool.map_err(|why| Explanation {
             message: format!("node {node} {}", why.message),
             ..why

@@ -48,7 +48,8 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
             .is_none_or(|places| places.contains(place))
     };
     for node in nodes {
-        if !counts(&names::topology_value(&node.name_any())) {
+        let encrypts = node.encrypts(query.encryption).is_ok();
+        if !encrypts || !counts(&names::topology_value(&node.name_any())) {
             continue;
         }
         let asked = |name: &&str| {
@@ -77,7 +78,7 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::ConditionType;
+    use cistern_crds::{ConditionType, node::NodeEncryption};
 
     use super::*;
     use crate::objects::nodes::tests::{node, set};
@@ -161,6 +162,10 @@ mod tests {
         let mut encrypted = query(None, None);
         encrypted.encryption = Some(Encryption::Luks2);
         let found = capacity(&encrypted, &overcommitted);
+        assert_eq!(found.maximum, Bytes::ZERO, "no node says that it can");
+        let mut able = node("a", Bytes::gib(30), Bytes::gib(10));
+        able.status.get_or_insert_default().encryption = Some(NodeEncryption::default());
+        let found = capacity(&encrypted, &[Arc::new(able)]);
         assert_eq!(found.maximum, Bytes::mib(10 * 1024 - 16));
 
         let small = [Arc::new(node("a", Bytes::mib(299), Bytes::gib(10)))];

@@ -118,7 +118,9 @@ fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Can
         wanted.pools.iter().map(move |pool| Candidate {
             node: node.name_any(),
             pool,
-            status: node.pool_for_new_volumes(pool),
+            status: node
+                .encrypts(wanted.encryption)
+                .and_then(|()| node.pool_for_new_volumes(pool)),
         })
     };
     let mut candidates: Vec<Candidate<'_>> =

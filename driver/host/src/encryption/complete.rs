@@ -134,7 +134,7 @@ impl Pool {
         let format = || -> Result<(), Cause> {
             system.truncate(made, size)?;
             let bound = loopdev::bind(system, made)?;
-            luks::format(system, &bound.path, &unlock.keys.current)?;
+            luks::format(system, &bound.path, unlock.keys.current())?;
             drop(bound);
             let mapped = self.map_unfinished(made, uid, unlock)?;
             let mapped =

@@ -15,13 +15,31 @@ const MAX_LENGTH: usize = 4096;
 /// A key that opens an encrypted volume. It is erased from memory when it is dropped.
 pub struct Key(Zeroizing<Vec<u8>>);
 
-/// The keys of a request: the current one, and the one before it.
+/// The keys of a request: the current one, and another one before it.
 #[derive(Debug)]
 pub struct Keys {
-    /// Opens the volume from now on.
-    pub current: Key,
-    /// Opens a volume that was restored from a snapshot, or whose key was replaced; none if the Secret has none.
-    pub previous: Option<Key>,
+    current: Key,
+    previous: Option<Key>,
+}
+
+impl Keys {
+    /// Takes the key that opens the volume from now on, and the one that opens a volume that was restored from a snapshot,
+    /// or whose key was replaced. One that is equal to the current key counts as none: it is removed from the volume, and
+    /// nothing would open that without its last key.
+    pub fn new(current: Key, previous: Option<Key>) -> Self {
+        let previous = previous.filter(|previous| *previous.0 != *current.0);
+        Self { current, previous }
+    }
+
+    /// Returns the current key.
+    pub(super) fn current(&self) -> &Key {
+        &self.current
+    }
+
+    /// Returns the key before it; none if there is none.
+    pub(super) fn previous(&self) -> Option<&Key> {
+        self.previous.as_ref()
+    }
 }
 
 /// Why a text is no key. It says nothing of its content.
@@ -74,10 +92,7 @@ mod tests {
     #[test]
     fn a_key_is_read_from_its_pipe_and_printed_nowhere() {
         let key = Key::new(b"canary-of-32-bytes-and-some-more".to_vec()).unwrap();
-        let keys = Keys {
-            previous: Some(Key::new(vec![b'c'; MAX_LENGTH]).unwrap()),
-            current: key,
-        };
+        let keys = Keys::new(key, Some(Key::new(vec![b'c'; MAX_LENGTH]).unwrap()));
         let text = format!("{keys:?}");
         assert!(!text.contains("canary") && !text.contains("99"), "{text}");
         let mut read = Vec::new();
@@ -89,6 +104,14 @@ mod tests {
         let mut pipe = Key::pipe_of(&[&longest, &longest]).unwrap();
         pipe.read_to_end(&mut read).unwrap();
         assert_eq!(read.len(), 2 * longest.length());
+    }
+
+    #[test]
+    fn a_previous_key_that_is_the_current_one_is_never_removed_from_a_volume() {
+        let key = || Key::new(vec![b'k'; MIN_LENGTH]).unwrap();
+        let other = Key::new(vec![b'o'; MIN_LENGTH]).unwrap();
+        assert!(Keys::new(key(), Some(key())).previous().is_none());
+        assert!(Keys::new(key(), Some(other)).previous().is_some());
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::{
     system::System,
 };
 
+/// The tool.
+pub(super) const PROGRAM: &str = "cryptsetup";
 /// Longer than cryptsetup takes on the slowest disk: it writes 16 MiB.
 const DEADLINE: Duration = Duration::from_mins(2);
 /// Exit code of cryptsetup when no keyslot opens with the key.
@@ -123,7 +125,7 @@ fn cryptsetup(action: &'static str) -> Command {
 }
 
 fn cryptsetup_without_key(action: &'static str) -> Command {
-    Command::new("cryptsetup", DEADLINE).arg(action)
+    Command::new(PROGRAM, DEADLINE).arg(action)
 }
 
 /// Runs a command with a key; false if the key is not one of the device.

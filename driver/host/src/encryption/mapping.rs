@@ -51,7 +51,7 @@ impl Mapping {
 
     /// Grows the mapping to the size of its device; false if the current key is not one of the device.
     pub(crate) fn resize(&self, system: &dyn System, keys: &Keys) -> Result<bool, Cause> {
-        luks::resize(system, &self.name, &keys.current)
+        luks::resize(system, &self.name, keys.current())
     }
 
     /// Removes the mapping when its last user closes it.
@@ -130,16 +130,16 @@ fn rotate(
     keys: &Keys,
     open: impl Fn(&Key) -> Result<bool, Cause>,
 ) -> Result<bool, Cause> {
-    let Some(previous) = &keys.previous else {
-        return open(&keys.current);
+    let Some(previous) = keys.previous() else {
+        return open(keys.current());
     };
-    let has_current = open(&keys.current)?;
-    if !has_current && !luks::add_key(system, &bound.path, previous, &keys.current)? {
+    let has_current = open(keys.current())?;
+    if !has_current && !luks::add_key(system, &bound.path, previous, keys.current())? {
         return Ok(false);
     }
     luks::remove_key(system, &bound.path, previous)?;
     if has_current {
         return Ok(true);
     }
-    open(&keys.current)
+    open(keys.current())
 }

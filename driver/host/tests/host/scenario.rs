@@ -571,10 +571,7 @@ fn use_encrypted(
     let (request, staging) = (encrypted(folder), folder.join("kubelet/encrypted"));
     match step {
         Step::StageEncrypted => {
-            let keys = Keys {
-                current: Key::new(vec![b'k'; 32])?,
-                previous: None,
-            };
+            let keys = Keys::new(Key::new(vec![b'k'; 32])?, None);
             let unlock = Unlock {
                 keys: &keys,
                 discard: false,

@@ -14,7 +14,9 @@ use cistern_crds::{
     NodePool, NodePoolStatus, StorageNodeStatus,
     drift::{LISTED, Orphan},
     names::AGENT_MANAGER,
+    node::NodeEncryption,
 };
+use cistern_host::encryption;
 use kube::ResourceExt as _;
 use tokio::time::{sleep, timeout};
 
@@ -100,6 +102,9 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
         disks,
         unlisted_disks,
         transfer_key: Some(agent.transfers.keys.public().to_string()),
+        encryption: Some(NodeEncryption {
+            unavailable: encryption::availability().err().map(|why| why.to_string()),
+        }),
         // They count towards the size of the object.
         conditions,
     };

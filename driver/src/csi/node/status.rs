@@ -107,9 +107,7 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::Moving { .. }
             | image::Error::NotClosing { .. } => Code::FailedPrecondition,
             // GEN-07.
-            image::Error::KeyNeeded { .. } | image::Error::WrongKey { .. } => {
-                Code::Unauthenticated
-            }
+            image::Error::KeyNeeded { .. } | image::Error::WrongKey { .. } => Code::Unauthenticated,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,
         },
