@@ -52,8 +52,9 @@ pub struct Unlock<'a> {
 }
 
 impl Pool {
-    /// Completes an encrypted image that is not complete. Does nothing for a complete one, also if it is in use. Fails if the image is in use or closing for
-    /// a move, if it does not belong to the volume, if no key opens the clone, or if the pool lacks the space.
+    /// Completes an encrypted image that is not complete. Does nothing for a complete one, also if it is in use. Fails if
+    /// the image is in use or closing for a move, if it does not belong to the volume, if no key opens the clone, or if
+    /// the pool lacks the space.
     pub(crate) fn complete_encrypted(
         &self,
         uid: &Uid,

@@ -119,13 +119,13 @@ pub(super) fn close(system: &dyn System, name: &str, input: BorrowedFd<'_>) -> R
 
 /// A command that reads a key from its standard input.
 fn cryptsetup(action: &'static str) -> Command {
-    cryptsetup_without_key(action)
-        .arg("--disable-locks")
-        .option("--key-file", "-")
+    cryptsetup_without_key(action).option("--key-file", "-")
 }
 
 fn cryptsetup_without_key(action: &'static str) -> Command {
-    Command::new(PROGRAM, DEADLINE).arg(action)
+    Command::new(PROGRAM, DEADLINE)
+        .arg(action)
+        .arg("--disable-locks")
 }
 
 /// Runs a command with a key; false if the key is not one of the device.

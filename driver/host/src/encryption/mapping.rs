@@ -123,7 +123,8 @@ fn name(image: &Uid) -> String {
     format!("{MAPPING}{image}")
 }
 
-/// Does something with the current key of a device, which takes the place of the one before it if need be.
+/// Opens a device with the current key, which takes the place of the one before it if need be. That one is removed only
+/// when the current one has opened the device.
 fn rotate(
     system: &dyn System,
     bound: &Loop,
@@ -133,13 +134,10 @@ fn rotate(
     let Some(previous) = keys.previous() else {
         return open(keys.current());
     };
-    let has_current = open(keys.current())?;
-    if !has_current && !luks::add_key(system, &bound.path, previous, keys.current())? {
-        return Ok(false);
+    let is_open = open(keys.current())?
+        || luks::add_key(system, &bound.path, previous, keys.current())? && open(keys.current())?;
+    if is_open {
+        luks::remove_key(system, &bound.path, previous)?;
     }
-    luks::remove_key(system, &bound.path, previous)?;
-    if has_current {
-        return Ok(true);
-    }
-    open(keys.current())
+    Ok(is_open)
 }

@@ -41,10 +41,11 @@ impl Identity {
         self.encryption.map_or(Bytes::ZERO, |_| HEADER)
     }
 
-    /// Whether all blocks of the file are allocated. An encrypted volume that was never staged has none.
+    /// Whether all blocks of the file are to be allocated. Another file takes the place of an encrypted image that is not
+    /// complete, and is allocated then: both would need more than is reserved.
     pub fn is_allocated(&self) -> bool {
-        self.provisioning == Provisioning::Thick
-            && self.encryption != Some(EncryptionState::Unformatted)
+        let is_incomplete = self.encryption.is_some_and(EncryptionState::is_incomplete);
+        self.provisioning == Provisioning::Thick && !is_incomplete
     }
 
     /// Writes the identity to a file that has none, and syncs it.

@@ -2,8 +2,6 @@
 
 use std::io;
 
-use cistern_types::Provisioning;
-
 use super::{
     Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, Properties, failed,
     unfinished::Unfinished,
@@ -29,16 +27,6 @@ impl Pool {
             Some(source) => self.make_clone(&image, source, request, checking)?,
         };
         let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
-        match request.provisioning {
-            Provisioning::Thin => {}
-            // Another file takes its place when its key arrives, and is allocated then.
-            Provisioning::Thick if encryption == Some(EncryptionState::Unformatted) => {}
-            // After mkfs, which punches holes.
-            Provisioning::Thick => {
-                allocation::ensure(&*self.system, image.as_fd(), request.size, progress::UNSEEN)
-                    .map_err(|source| no_space_or("allocate the space", source.into()))?;
-            }
-        }
         let identity = Identity {
             owner: Owner::Volume(request.volume.clone()),
             uid: request.uid.clone(),
@@ -49,6 +37,12 @@ impl Pool {
             source: request.source.as_ref().map(|source| source.uid.clone()),
             encryption,
         };
+        if identity.is_allocated() {
+            let size = request.size.saturating_add(identity.header());
+            // After mkfs, which punches holes.
+            allocation::ensure(&*self.system, image.as_fd(), size, progress::UNSEEN)
+                .map_err(|source| no_space_or("allocate the space", source.into()))?;
+        }
         image
             .identify(&identity)
             .map_err(|source| no_space_or("write the identity", source.into()))?;
