@@ -74,8 +74,8 @@ pub struct PoolReplicaSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("moveUID cannot be changed"))]
     pub move_uid: String,
 
-    /// Bytes that the node's ledger reserves for the image: those of the volume and its header, or twice as many for the copy of a volume
-    /// that is used while it moves. Set by the operator, which raises it when the volume grows.
+    /// Bytes that the node's ledger reserves for the image: those of the volume and its header, or twice as many for the
+    /// copy of a volume that is used while it moves. Set by the operator, which raises it when the volume grows.
     #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("size cannot be made smaller"))]
     pub size: Bytes,
 

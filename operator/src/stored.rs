@@ -52,7 +52,7 @@ pub struct DeclaredMove {
     pub closed_image: Option<Box<str>>,
 }
 
-/// An object that a move needs. Whoever acts on its change reads it, so only the version is kept.
+/// An object that a move needs. The move reads it when it changes, so only the version is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartOfMove {
     /// The volume that moves.

@@ -7,6 +7,7 @@ use crate::{
     encryption::Mapping,
     id::Uid,
     loopdev::{self, Loop},
+    patience::until,
     system::{DeviceNumber, FileId, FileKind, System},
 };
 
@@ -140,4 +141,22 @@ pub(crate) fn size_of(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<u
 pub(crate) fn topmost(system: &dyn System, number: u32) -> io::Result<DeviceNumber> {
     let mapping = system.mapping_over(number)?;
     Ok(mapping.unwrap_or_else(|| DeviceNumber::of_loop(number)))
+}
+
+/// Waits until nothing is attached to a file, whose devices go away with their last user. Fails with `ResourceBusy` if
+/// something stays.
+pub(crate) fn wait_until_detached(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    uid: &Uid,
+) -> Result<(), Cause> {
+    let id = system.stat(file)?.id;
+    let found = until(
+        || Attached::find(system, id, uid),
+        |found| !matches!(found, Ok(Some(_))),
+    );
+    match found? {
+        None => Ok(()),
+        Some(_) => Err(io::Error::from(io::ErrorKind::ResourceBusy).into()),
+    }
 }

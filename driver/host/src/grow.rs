@@ -245,7 +245,8 @@ impl Pool {
     }
 
     /// Prepares the filesystem of an image before it is bound to a loop device: checks it on
-    /// request, and grows an ext4, which always works unmounted. The file is locked, or is the device of a locked one. The outer
+    /// request, and grows an ext4, which always works unmounted. The file is locked, or is
+    /// the device of a locked one. The outer
     /// error means that the image must not be bound now; the inner one that the filesystem did not
     /// grow.
     pub(crate) fn prepare_unbound(

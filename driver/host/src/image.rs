@@ -12,7 +12,7 @@ mod conflict;
 mod error;
 mod grow;
 mod identity;
-mod make;
+pub(crate) mod make;
 mod provision;
 pub(crate) mod read;
 mod record;

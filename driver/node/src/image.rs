@@ -253,7 +253,7 @@ impl Image {
             allocated: image.allocated,
             access_type,
             filesystem,
-            encryption: identity.encryption.map(|_| Encryption::Luks2),
+            encryption: identity.encrypted_with(),
             source: identity.source.as_ref().map(ToString::to_string),
             extents: None,
             takeovers,

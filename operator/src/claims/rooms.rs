@@ -5,14 +5,15 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use cistern_crds::{Bytes, Encryption, Provisioning, StorageNode, parameters::ENCRYPTION};
+use cistern_crds::{Bytes, Encryption, Provisioning, StorageNode};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use super::problem::{self, NAMED, NodeRoom};
 use crate::{
-    availability::pool_for_new_volumes, by_node::ByNode, cluster_state::ClusterState, registration,
+    availability::pool_for_new_volumes, by_node::ByNode, capacity::parameters,
+    cluster_state::ClusterState, registration,
 };
 
 /// The rooms in the pools of every class, by the names of class and pool and the provisioning of the
@@ -126,10 +127,7 @@ fn room(
         return None;
     }
     let registration = registration::observe(cluster, name);
-    let named = class.parameters.iter().flatten();
-    let encryption = named
-        .filter(|(key, _)| *key == ENCRYPTION)
-        .find_map(|(_, value)| value.parse().ok());
+    let encryption = parameters(class).and_then(|it| it.encryption);
     let header = Encryption::header_of(encryption);
     let offered = node
         .encrypts(encryption)

@@ -208,9 +208,7 @@ impl Outgoing {
             zeros: 0,
         })
     }
-}
 
-impl Outgoing {
     /// Lets the disk read the parts after an offset while what is before it is sent: no more than a chunk has.
     fn read_ahead(&mut self, from: u64) -> Result<(), Error> {
         let Some(changes) = &self.changes else {

@@ -16,25 +16,25 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{ExtentSize, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, ExtentSize, MkfsOptions, Provisioning};
 
 use super::{
-    EncryptionState, Keys,
-    header::{self, HeaderConflict},
-    luks,
+    EncryptionState, HeaderConflict, Keys, luks,
     mapping::{Lifetime, Mapping, Options},
     own::Renewal,
 };
 use crate::{
     allocation,
-    attached::Attached,
+    attached::{Attached, wait_until_detached},
     cause::Cause,
     id::Uid,
-    image::{Content, Error, Identity, Image, describe, failed, unfinished::Unfinished},
+    image::{
+        Content, Error, Identity, Image, describe, failed, make::verify_made, read::written_bytes,
+        unfinished::Unfinished,
+    },
     loopdev, mkfs,
-    patience::until,
     pool::Pool,
-    progress, superblock,
+    progress,
     system::System,
 };
 
@@ -127,8 +127,8 @@ impl Pool {
         unlock: Unlock<'_>,
     ) -> Result<(), Error> {
         let (system, uid, size) = (&*self.system, &image.uid, image.file_size().0);
-        let is_blank = header::is_blank(system, locked.as_fd(), size);
-        if !is_blank.map_err(failed("read the extents", uid))? {
+        let written = written_bytes(system, locked.as_fd(), size);
+        if written.map_err(failed("read the extents", uid))? > 0 {
             let (uid, why) = (uid.clone(), HeaderConflict::NotBlank);
             return Err(Error::EncryptionConflict { uid, why });
         }
@@ -203,26 +203,6 @@ fn make_filesystem(
         return Ok(());
     };
     mkfs::mapping(system, mapping, filesystem, uuid, options)?;
-    let made = superblock::read(system, mapping)?;
-    if made.is_some_and(|made| (made.kind, made.uuid) == (filesystem, uuid)) {
-        return Ok(());
-    }
-    Err(io::Error::other("mkfs made another filesystem than requested").into())
-}
-
-/// Waits until nothing is attached to a file, whose mapping goes away with its last user.
-pub(super) fn wait_until_detached(
-    system: &dyn System,
-    file: BorrowedFd<'_>,
-    uid: &Uid,
-) -> Result<(), Cause> {
-    let id = system.stat(file)?.id;
-    let found = until(
-        || Attached::find(system, id, uid),
-        |found| !matches!(found, Ok(Some(_))),
-    );
-    match found? {
-        None => Ok(()),
-        Some(_) => Err(io::Error::from(io::ErrorKind::ResourceBusy).into()),
-    }
+    let size = system.device_size(mapping)?;
+    verify_made(system, mapping, (filesystem, uuid), Bytes(size))
 }

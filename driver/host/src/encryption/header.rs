@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::BorrowedFd};
 
-use crate::system::{Placement, System};
+use crate::system::System;
 
 /// `struct luks2_hdr_disk`: magic and version, big-endian.
 const MAGIC: [u8; 8] = [b'L', b'U', b'K', b'S', 0xba, 0xbe, 0, 2];
@@ -26,18 +26,4 @@ pub enum HeaderConflict {
 /// Whether a file begins with a header of LUKS2.
 pub(super) fn exists(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(system.read(file, 0, MAGIC.len())? == MAGIC)
-}
-
-/// Whether nothing was ever written to a file of this size.
-pub(super) fn is_blank(system: &dyn System, file: BorrowedFd<'_>, size: u64) -> io::Result<bool> {
-    let mut at = 0;
-    while at < size {
-        let (extents, end) = system.extents(file, &(at..size))?;
-        let is_written = |placement: &Placement| *placement != Placement::Unwritten;
-        if extents.iter().any(|extent| is_written(&extent.placement)) {
-            return Ok(false);
-        }
-        at = end;
-    }
-    Ok(true)
 }

@@ -7,7 +7,7 @@ use std::{
 
 use zeroize::Zeroizing;
 
-/// Fewest bytes of a key. LUKS2 is told to spend little time on each attempt to open it, because the key is random.
+/// Fewest bytes of a key. LUKS2 spends little time on each attempt to open a volume, because the key is random.
 const MIN_LENGTH: usize = 32;
 /// Most bytes of a key: a pipe takes two of them without a reader.
 const MAX_LENGTH: usize = 4096;

@@ -5,18 +5,18 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, FilesystemType};
+use cistern_types::FilesystemType;
 
-use super::{Unlock, complete::wait_until_detached};
+use super::Unlock;
 use crate::{
+    attached::{Attached, wait_until_detached},
     cause::Cause,
     check,
     id::{Uid, Uuid},
-    image::{Error, FilesystemConflict, Image, failed},
+    image::{Error, Image, failed},
     pool::Pool,
     renew,
     resize::detached,
-    superblock,
     system::OFlags,
 };
 
@@ -44,16 +44,26 @@ impl Pool {
             from,
             to,
         } = renewal;
-        // Nothing uses the image, so nobody waits while it is cloned.
+        // Nothing uses the image, so no writer waits while it is cloned.
         system
             .reflink(locked.as_fd(), made)
             .map_err(|source| self.no_space_or("clone the image", uid, source.into()))?;
         self.verify_mapped(made, uid, (filesystem, from), unlock)?;
-        let grow = || self.grow_mapped(made, uid, (filesystem, image.size), unlock);
-        let renew = || self.renew_mapped(made, uid, (filesystem, to), unlock);
+        // By a mount, which replays the log.
+        let grow = || {
+            self.while_mapped(made, uid, unlock, |mapped| {
+                let device = (mapped.path(), mapped.as_fd());
+                detached::grow_on(system, device, filesystem, image.size)
+            })
+        };
+        let renew = || {
+            self.while_mapped(made, uid, unlock, |mapped| {
+                self.renew_device(mapped, filesystem, to)
+            })
+        };
         let renewed = match filesystem {
             FilesystemType::Ext4 => Ok(()),
-            // A mount replays the log, which names the UUID.
+            // The log names the UUID.
             FilesystemType::Xfs => grow().and_then(|()| renew()),
             // No mount before that: another one of this UUID may be mounted.
             FilesystemType::Btrfs => renew().and_then(|()| grow()),
@@ -84,44 +94,18 @@ impl Pool {
         let mapped = self.map_unfinished(made, uid, unlock);
         let mapped = mapped.map_err(failed("open the clone", uid))?;
         let mapped = mapped.ok_or_else(|| Error::WrongKey { uid: uid.clone() })?;
-        let found = superblock::read(&*self.system, mapped.as_fd());
-        let why = match found.map_err(failed("read the encrypted filesystem", uid))? {
-            Some(found) if (found.kind, found.uuid) == expected => return Ok(()),
-            Some(found) => FilesystemConflict::of(&found),
-            None => FilesystemConflict::Missing,
-        };
-        let uid = uid.clone();
-        Err(Error::FilesystemConflict { uid, why })
+        self.verify_filesystem(mapped.as_fd(), uid, expected)
     }
 
-    /// Replays the log of a filesystem by a mount, and grows it.
-    fn grow_mapped(
+    /// Changes the UUID of a filesystem on a device that is not mounted.
+    fn renew_device(
         &self,
-        made: BorrowedFd<'_>,
-        uid: &Uid,
-        (filesystem, size): (FilesystemType, Bytes),
-        unlock: Unlock<'_>,
+        device: &Attached,
+        filesystem: FilesystemType,
+        new: Uuid,
     ) -> Result<(), check::Error> {
         let system = &*self.system;
-        let mapped = self.map_unfinished(made, uid, unlock)?;
-        let mapped = mapped.ok_or_else(no_key)?;
-        detached::grow_on(system, (mapped.path(), mapped.as_fd()), filesystem, size)?;
-        drop(mapped);
-        Ok(wait_until_detached(system, made, uid)?)
-    }
-
-    /// Changes the UUID of a filesystem that is not mounted.
-    fn renew_mapped(
-        &self,
-        made: BorrowedFd<'_>,
-        uid: &Uid,
-        (filesystem, new): (FilesystemType, Uuid),
-        unlock: Unlock<'_>,
-    ) -> Result<(), check::Error> {
-        let system = &*self.system;
-        let mapped = self.map_unfinished(made, uid, unlock)?;
-        let mapped = mapped.ok_or_else(no_key)?;
-        let device = system.open(mapped.path(), OFlags::RDWR);
+        let device = system.open(device.path(), OFlags::RDWR);
         let device = device.map_err(Cause::from)?;
         match filesystem {
             FilesystemType::Ext4 => {}
@@ -130,8 +114,22 @@ impl Pool {
                 renew::btrfs(system, device.as_fd(), new).map_err(Cause::from)?;
             }
         }
-        drop((device, mapped));
-        Ok(wait_until_detached(system, made, uid)?)
+        Ok(())
+    }
+
+    /// Attaches an unfinished encrypted file for some work, and waits until it is detached.
+    fn while_mapped(
+        &self,
+        made: BorrowedFd<'_>,
+        uid: &Uid,
+        unlock: Unlock<'_>,
+        work: impl FnOnce(&Attached) -> Result<(), check::Error>,
+    ) -> Result<(), check::Error> {
+        let mapped = self.map_unfinished(made, uid, unlock)?;
+        let mapped = mapped.ok_or_else(no_key)?;
+        work(&mapped)?;
+        drop(mapped);
+        Ok(wait_until_detached(&*self.system, made, uid)?)
     }
 }
 

@@ -3,12 +3,12 @@
 use std::{fmt, io, os::fd::BorrowedFd};
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 use serde::{Deserialize, Serialize};
 
 use super::{IDENTITY, record::Record};
 use crate::{
-    encryption::{EncryptionState, HEADER},
+    encryption::EncryptionState,
     id::{Uid, Uuid},
     system::System,
 };
@@ -38,7 +38,12 @@ pub struct Identity {
 impl Identity {
     /// Returns the size of the header in front of the content.
     pub fn header(&self) -> Bytes {
-        self.encryption.map_or(Bytes::ZERO, |_| HEADER)
+        Encryption::header_of(self.encrypted_with())
+    }
+
+    /// Returns how the content is encrypted; none if it is not.
+    pub fn encrypted_with(&self) -> Option<Encryption> {
+        self.encryption.map(|_| Encryption::Luks2)
     }
 
     /// Whether all blocks of the file are to be allocated. Another file takes the place of an encrypted image that is not

@@ -1,6 +1,8 @@
 //! Making an image: with a new filesystem, or as a clone of another image.
 
-use std::io;
+use std::{io, os::fd::BorrowedFd};
+
+use cistern_types::{Bytes, FilesystemType};
 
 use super::{
     Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, Properties, failed,
@@ -15,6 +17,7 @@ use crate::{
     mkfs,
     pool::Pool,
     progress, superblock,
+    system::System,
 };
 
 impl Pool {
@@ -79,17 +82,25 @@ impl Pool {
             };
             let uuid = Uuid::new_v4();
             mkfs::volume(system, file, filesystem, uuid, &request.mkfs_options)?;
-            let made = superblock::read(system, file)?;
-            let is_right = made.is_some_and(|made| {
-                (made.kind, made.uuid) == (filesystem, uuid) && made.size <= request.size
-            });
-            if !is_right {
-                return Err(io::Error::other("mkfs made another filesystem than requested").into());
-            }
+            verify_made(system, file, (filesystem, uuid), request.size)?;
             Ok(Content::Filesystem { filesystem, uuid })
         };
         make().map_err(|source| self.no_space_or("make the file", &request.uid, source))
     }
+}
+
+/// Verifies that mkfs has made the requested filesystem, of at most this size.
+pub(crate) fn verify_made(
+    system: &dyn System,
+    device: BorrowedFd<'_>,
+    requested: (FilesystemType, Uuid),
+    size: Bytes,
+) -> Result<(), Cause> {
+    let made = superblock::read(system, device)?;
+    if made.is_some_and(|made| (made.kind, made.uuid) == requested && made.size <= size) {
+        return Ok(());
+    }
+    Err(io::Error::other("mkfs made another filesystem than requested").into())
 }
 
 /// Describes how an image differs from a request; none when it matches.

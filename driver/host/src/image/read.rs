@@ -19,7 +19,7 @@ use crate::{
     id::Uid,
     patience::until,
     pool::Pool,
-    system::{Extent, OFlags, Placement, if_there},
+    system::{Extent, OFlags, Placement, System, if_there},
 };
 
 /// An image that cannot be removed while this value lives.
@@ -56,24 +56,9 @@ impl Pool {
     /// space that was allocated and never written. Fails if the image is missing or cannot be read.
     pub fn written(&self, uid: &Uid) -> Result<Bytes, Error> {
         let source = self.read_source(uid)?;
-        let (size, mut at, mut written) = (source.image.file_size().0, 0, 0_u64);
-        while at < size {
-            let (extents, end) = self
-                .system
-                .extents(source.as_fd(), &(at..size))
-                .map_err(failed("read the extents", uid))?;
-            for Extent { logical, placement } in extents {
-                let length = match placement {
-                    Placement::Unwritten => 0,
-                    Placement::At(_) | Placement::Unknown => {
-                        logical.end.min(end).saturating_sub(logical.start.max(at))
-                    }
-                };
-                written = written.saturating_add(length);
-            }
-            at = end;
-        }
-        Ok(Bytes(written))
+        let size = source.image.file_size().0;
+        let written = written_bytes(&*self.system, source.as_fd(), size);
+        Ok(Bytes(written.map_err(failed("read the extents", uid))?))
     }
 
     /// Opens an image for reading; none when it does not exist.
@@ -209,6 +194,29 @@ impl Pool {
             |locked| !matches!(locked, Ok(false)),
         )
     }
+}
+
+/// Counts the written bytes of a file of this size, without space that was allocated and never written.
+pub(crate) fn written_bytes(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    size: u64,
+) -> io::Result<u64> {
+    let (mut at, mut written) = (0, 0_u64);
+    while at < size {
+        let (extents, end) = system.extents(file, &(at..size))?;
+        for Extent { logical, placement } in extents {
+            let length = match placement {
+                Placement::Unwritten => 0,
+                Placement::At(_) | Placement::Unknown => {
+                    logical.end.min(end).saturating_sub(logical.start.max(at))
+                }
+            };
+            written = written.saturating_add(length);
+        }
+        at = end;
+    }
+    Ok(written)
 }
 
 fn wait_for_lock(locked: io::Result<bool>, uid: &Uid) -> Result<(), Error> {

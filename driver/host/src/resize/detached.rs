@@ -11,11 +11,11 @@ use cistern_types::{Bytes, FilesystemType};
 
 use super::{grow_xfs, is_full};
 use crate::{
+    attached::wait_until_detached,
     cause::Cause,
     check,
     id::Uid,
     loopdev,
-    patience::until,
     system::{self, MountAttrFlags, OFlags, Parameter, System},
 };
 
@@ -37,16 +37,8 @@ pub(crate) fn grow(
     let bound = loopdev::bind(system, file).map_err(Cause::from)?;
     grow_on(system, (&bound.path, bound.as_fd()), filesystem, size)?;
     drop(bound);
-    let id = system.stat(file).map_err(Cause::from)?.id;
     // The unmount is complete when the device is detached from the file.
-    let bound = until(
-        || loopdev::find(system, id, name.as_ref()),
-        |found| !matches!(found, Ok(Some(_))),
-    );
-    match bound.map_err(Cause::from)? {
-        None => Ok(()),
-        Some(_) => Err(Cause::from(io::Error::from(io::ErrorKind::ResourceBusy)).into()),
-    }
+    Ok(wait_until_detached(system, file, name)?)
 }
 
 /// Does the same to the filesystem on a device, open for reading, that is mounted until this returns or shortly after.

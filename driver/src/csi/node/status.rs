@@ -133,6 +133,17 @@ mod tests {
     use super::*;
     use crate::csi::request as fields;
 
+    #[test]
+    fn gen_07_a_request_without_the_key_of_a_volume_is_not_authenticated() {
+        let uid: cistern_host::Uid = "uid-1".parse().unwrap();
+        for error in [
+            image::Error::KeyNeeded { uid: uid.clone() },
+            image::Error::WrongKey { uid },
+        ] {
+            assert_eq!(of_host(&error.into()), Code::Unauthenticated);
+        }
+    }
+
     fn volume() -> String {
         "pvc-1".into()
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
-    AccessType, Encryption, StorageNode, bounds,
+    AccessType, StorageNode, bounds,
     drift::{Drift, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
@@ -187,7 +187,7 @@ fn described(identity: &Identity) -> OrphanIdentity {
         volume_size: identity.size,
         access_type,
         filesystem,
-        encryption: identity.encryption.map(|_| Encryption::Luks2),
+        encryption: identity.encrypted_with(),
         provisioning: identity.provisioning,
     }
 }
