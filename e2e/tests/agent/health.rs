@@ -67,26 +67,26 @@ impl Fixture {
     }
 }
 
-/// The log of the node plugin from one moment on.
-struct LogSince {
+/// The log of the node plugin at the moment when a fault has been caused.
+struct LogAtFault {
     bytes: usize,
 }
 
-impl LogSince {
-    fn now(node: &Fixture) -> Self {
+impl LogAtFault {
+    fn of(node: &Fixture) -> Self {
         let bytes = node.driver.node().process().log().len();
         Self { bytes }
     }
 
-    /// Asserts that the problem is reported within three probes of the pool. The first of them may have begun
-    /// before it, and a reconcile may find it before any.
+    /// Asserts that the problem, which is the first of its kind, is reported within three probes of the pool. The first
+    /// of them may have begun before the fault, and a reconcile may report it before any, even while it is being caused.
     fn has_a_problem_within_three_probes(&self, node: &Fixture, pool: &str, problem: &str) {
         let log = node.driver.node().process().log();
-        let later = log.get(self.bytes..).unwrap();
-        let (before, _) = later.split_once(problem).unwrap();
+        let reported = log.find(problem).unwrap();
+        let between = log.get(self.bytes..reported).unwrap_or_default();
         let is_probe = |line: &&str| line.contains("probed the pool") && line.contains(pool);
-        let probes = before.lines().filter(is_probe).count();
-        assert!(probes <= 3, "{probes} probes in {before}");
+        let probes = between.lines().filter(is_probe).count();
+        assert!(probes <= 3, "{probes} probes in {between}");
     }
 }
 
@@ -132,8 +132,8 @@ async fn a_pool_whose_disk_fails_accepts_no_volumes_until_it_recovers_and_other_
     )
     .await;
 
-    let log = LogSince::now(&node);
     disk.set(Mode::Eio);
+    let log = LogAtFault::of(&node);
     let failed = |pool: &NodePoolStatus| {
         let mut problems = pool.problems.iter();
         let found = problems.find(|problem| problem.reason == "ProbeFailed");
@@ -202,8 +202,8 @@ async fn r16_a_pool_whose_disk_hangs_delays_no_others_and_accumulates_no_threads
     kubelet.publish("target", &[], false).await.unwrap();
     let before = threads(&node);
 
-    let log = LogSince::now(&node);
     disk.set(Mode::Hang);
+    let log = LogAtFault::of(&node);
     let hangs = |pool: &NodePoolStatus| is_unreachable(pool, "ProbeTimedOut");
     disk.pool_until(&node, "to be unreachable", hangs).await;
     log.has_a_problem_within_three_probes(&node, disk.pool(), POOL);
@@ -315,9 +315,9 @@ async fn a_pool_that_became_read_only_is_mounted_again_as_soon_as_nothing_uses_i
         },
     )
     .await;
-    let log = LogSince::now(&node);
     let pool = node.images().join("..");
     node.remount_read_only(&pool).await;
+    let log = LogAtFault::of(&node);
     let read_only = |pool: &NodePoolStatus| is_unreachable(pool, "ReadOnly");
     node.pool_until("to be read-only", read_only).await;
     log.has_a_problem_within_three_probes(&node, &node.name, POOL);
@@ -401,8 +401,8 @@ async fn a_volume_that_became_read_only_under_its_pod_is_reported_within_three_p
     kubelet.stage(&[]).await.unwrap();
     kubelet.publish("target", &[], false).await.unwrap();
     node.until_healthy(&kubelet.volume).await;
-    let log = LogSince::now(&node);
     node.remount_read_only(&kubelet.staging).await;
+    let log = LogAtFault::of(&node);
     let degraded = VolumeSeverity::Degraded;
     node.until_problem(&kubelet.volume, degraded, "MountReadOnly")
         .await;

@@ -264,11 +264,16 @@ pub(super) fn beneath(device: DeviceNumber) -> io::Result<DeviceNumber> {
 fn is_mapping(folder: &str) -> io::Result<bool> {
     let begins = |attribute: &str, with: &str| match text(&format!("{folder}/dm/{attribute}")) {
         Ok(found) => Ok(found.is_some_and(|found| found.starts_with(with))),
-        // The answer of device-mapper while it removes the device.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+        Err(error) if is_being_removed(&error) => Ok(false),
         Err(error) => Err(error),
     };
     Ok(begins("name", MAPPING)? && begins("uuid", MAPPING_UUID)?)
+}
+
+/// Whether an attribute of a mapping cannot be read because device-mapper removes the mapping: first its name
+/// (`dm_copy_name_and_uuid` in the kernel), then the device.
+fn is_being_removed(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::IO | Errno::INVAL))
 }
 
 /// The names in a folder of `/sys`; none when it does not exist.
@@ -366,6 +371,18 @@ mod tests {
         assert!(number(path).is_err());
         // A path beneath a device without the attribute.
         assert_eq!(number(&format!("{path}/device/ioerr_cnt")).unwrap(), None);
+    }
+
+    #[test]
+    fn an_attribute_that_device_mapper_cannot_read_any_more_is_of_a_mapping_that_is_being_removed()
+    {
+        for (errno, expected) in [
+            (Errno::IO, true),
+            (Errno::INVAL, true),
+            (Errno::ACCESS, false),
+        ] {
+            assert_eq!(is_being_removed(&errno.into()), expected, "{errno}");
+        }
     }
 
     #[test]
