@@ -48,8 +48,15 @@ impl Attached {
         }
     }
 
-    /// Opens the devices of an image by the number of its loop device; none when that does not exist.
-    pub(crate) fn open(system: &dyn System, number: u32, image: &Uid) -> io::Result<Option<Self>> {
+    /// Opens the devices of an image by the number that identifies it; none when that device does not exist.
+    pub(crate) fn open(
+        system: &dyn System,
+        number: DeviceNumber,
+        image: &Uid,
+    ) -> io::Result<Option<Self>> {
+        let Some(number) = number.as_loop() else {
+            return Ok(None);
+        };
         match loopdev::open_bound(system, number)? {
             Some(bound) => Self::over(system, bound, image).map(Some),
             None => Ok(None),
@@ -66,13 +73,8 @@ impl Attached {
         (self.bound, self.mapping)
     }
 
-    /// Returns the number of the loop device.
-    pub(crate) fn number(&self) -> u32 {
-        self.bound.number
-    }
-
-    /// Returns the device number that identifies the image.
-    pub(crate) fn device(&self) -> DeviceNumber {
+    /// Returns the number that identifies the image: that of the loop device.
+    pub(crate) fn number(&self) -> DeviceNumber {
         self.bound.device()
     }
 
@@ -115,7 +117,7 @@ impl Attached {
 
     /// Whether the devices stay when their last user closes them.
     pub(crate) fn is_kept(&self, system: &dyn System) -> io::Result<bool> {
-        Ok(self.is_mapped() || system.is_kept(self.number())?)
+        Ok(self.is_mapped() || system.is_kept(self.bound.number)?)
     }
 
     /// Removes the mapping, and detaches the loop device, when their last user closes them.
@@ -136,11 +138,14 @@ pub(crate) fn size_of(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<u
     Ok(stat.size)
 }
 
-/// Returns the number of the device that a pod uses of an image whose loop device has this number: its mapping, or the
-/// loop device itself.
-pub(crate) fn topmost(system: &dyn System, number: u32) -> io::Result<DeviceNumber> {
-    let mapping = system.mapping_over(number)?;
-    Ok(mapping.unwrap_or_else(|| DeviceNumber::of_loop(number)))
+/// Returns the number of the device that a pod uses of an image that this number identifies: its mapping, or the device
+/// itself.
+pub(crate) fn topmost(system: &dyn System, number: DeviceNumber) -> io::Result<DeviceNumber> {
+    let mapping = match number.as_loop() {
+        Some(number) => system.mapping_over(number)?,
+        None => None,
+    };
+    Ok(mapping.unwrap_or(number))
 }
 
 /// Waits until nothing is attached to a file, whose devices go away with their last user. Fails with `ResourceBusy` if

@@ -241,7 +241,7 @@ impl Pool {
         } else {
             place.device()?
         };
-        Ok(device == Some(attached.device()))
+        Ok(device == Some(attached.number()))
     }
 
     /// Prepares the filesystem of an image before it is bound to a loop device: checks it on
@@ -337,7 +337,7 @@ fn not_there(request: &ExpandRequest<'_>) -> Error {
 }
 
 fn is_whole(mount: &Mount, attached: &Attached) -> bool {
-    mount.device == attached.device() && mount.root == Path::new("/")
+    mount.device == attached.number() && mount.root == Path::new("/")
 }
 
 /// Grows the filesystem on a device, open for reading, that is mounted at a place to the size of the device.

@@ -94,7 +94,7 @@ impl Root {
         let mut used = BTreeSet::new();
         for mount in system.mounts()? {
             used.extend(mount.device.as_loop());
-            used.extend(block::named_number(system, &mount)?);
+            used.extend(block::named_device(system, &mount)?.and_then(DeviceNumber::as_loop));
         }
         let is_used = |bound: &BoundLoop| used.contains(&bound.number);
         let bound = system.bound_loops()?.into_iter();
@@ -167,7 +167,7 @@ impl Root {
         };
         all.mounts = system.mounts()?.into_iter().filter(ours).collect();
         for BoundLoop { number, .. } in &all.loops {
-            let nodes = block::nodes_of(system, *number)?.into_iter();
+            let nodes = block::nodes_of(system, DeviceNumber::of_loop(*number))?.into_iter();
             all.nodes.extend(nodes.map(|mount| NodeInventory {
                 number: *number,
                 mount,

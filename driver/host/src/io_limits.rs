@@ -17,11 +17,10 @@ use std::{
 use cistern_types::{Bytes, IoLimits};
 
 use crate::{
-    attached,
     id::Uid,
-    loopdev,
     root::Root,
     system::{DeviceNumber, System},
+    volume_device,
 };
 
 /// Mount point of the cgroup filesystem.
@@ -168,20 +167,24 @@ impl Root {
         let system = &*self.system;
         let mut present = controller.limits(system)?;
         let mut failed = HashMap::new();
-        for bound in system.bound_loops()? {
+        for volume in volume_device::list(system)? {
             // The limits of a mapping end with it.
-            let device = attached::topmost(system, bound.number)?;
+            let device = volume.topmost(system)?;
             let found = present.remove(&device).unwrap_or(IoLimits::NONE);
-            let image = loopdev::image_of(&bound.backing_file);
-            let limits = image.as_ref().and_then(|image| wanted.get(image));
-            if let (Some(image), Some(limits)) = (image, limits)
+            if let Some(limits) = wanted.get(&volume.image)
                 && *limits != found
                 && let Err(error) = controller.set(system, device, limits)
             {
-                failed.insert(image.clone(), error);
+                failed.insert(volume.image, error);
             }
         }
-        for device in present.into_keys().filter(|it| it.as_loop().is_some()) {
+        for foreign in volume_device::foreign(system)? {
+            present.remove(&foreign);
+        }
+        for device in present
+            .into_keys()
+            .filter(|it| volume_device::is_possible(*it))
+        {
             controller.set(system, device, &IoLimits::NONE)?;
         }
         Ok(failed)

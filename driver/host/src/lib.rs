@@ -47,6 +47,7 @@ mod stage_request;
 mod stray;
 mod strays;
 mod superblock;
+mod volume_device;
 
 pub use self::{
     cause::Cause,

@@ -36,12 +36,12 @@ use crate::{
     grow,
     id::Uid,
     image::{self, Image},
-    loopdev,
     mount_target::MountTarget,
     options::MountOptions,
     pool::Pool,
     root::Root,
-    system::{BoundLoop, DeviceNumber, Mount, System},
+    system::{DeviceNumber, Mount, System},
+    volume_device,
 };
 
 /// Result of staging a volume.
@@ -154,16 +154,11 @@ impl Root {
     pub fn mount_points_of(&self, image: &Uid) -> Result<Vec<PathBuf>, Error> {
         let system = &*self.system;
         let find = || -> io::Result<Vec<PathBuf>> {
-            let is_it =
-                |bound: &BoundLoop| loopdev::image_of(&bound.backing_file).as_ref() == Some(image);
             let mut paths = Vec::new();
-            for bound in system.bound_loops()?.into_iter().filter(is_it) {
-                let device = DeviceNumber::of_loop(bound.number);
+            for device in volume_device::of(system, image)? {
                 let mounts = system.mounts()?.into_iter();
-                // kubelet mounts parts of a published volume (subPath).
-                let whole =
-                    mounts.filter(|mount| mount.device == device && mount.root == Path::new("/"));
-                let nodes = block::nodes_of(system, bound.number)?.into_iter();
+                let whole = mounts.filter(|mount| device.is_mounted_whole(mount));
+                let nodes = block::nodes_of(system, device.number)?.into_iter();
                 paths.extend(whole.chain(nodes).map(|mount| mount.mount_point));
             }
             Ok(paths)
@@ -267,12 +262,8 @@ fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a
     })
 }
 
-/// Returns the loop device of a mount of a whole volume; none when something else is mounted.
+/// Returns the device of a mount of a whole volume; none when something else is mounted.
 fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Option<DeviceNumber>> {
-    match mount.device.as_loop() {
-        Some(number) if loopdev::has_image(system, number, image)? => {
-            Ok(is_volume(mount, mount.device).then_some(mount.device))
-        }
-        Some(_) | None => Ok(None),
-    }
+    let is_it = volume_device::belongs_to(system, mount.device, image)?;
+    Ok((is_it && is_volume(mount, mount.device)).then_some(mount.device))
 }

@@ -16,11 +16,12 @@ use cistern_types::Bytes;
 use rustix::io::Errno;
 
 use crate::{
+    attached::Attached,
     id::Uid,
-    loopdev,
     mount_target::MountTarget,
     root::Root,
-    system::{DeviceNumber, Space, System},
+    system::{Space, System},
+    volume_device,
 };
 
 /// Space of a volume.
@@ -154,13 +155,14 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
             Some(_) | None => Ok(None),
         };
     };
-    match mount.device.as_loop() {
-        Some(number) if loopdev::has_image(system, number, image)? => match place.find()? {
-            Some(file) => Ok(Some(numbers(&system.space(file.as_fd())?))),
-            None => Ok(None),
-        },
-        Some(_) => Ok(None),
-        None => ask_device(system, image, &place),
+    if !volume_device::is_possible(mount.device) {
+        return ask_device(system, image, &place);
+    }
+    match place.find()? {
+        Some(file) if volume_device::belongs_to(system, mount.device, image)? => {
+            Ok(Some(numbers(&system.space(file.as_fd())?)))
+        }
+        Some(_) | None => Ok(None),
     }
 }
 
@@ -193,13 +195,12 @@ fn ask_device(
     image: &Uid,
     place: &MountTarget<'_>,
 ) -> io::Result<Option<VolumeStatistics>> {
-    let Some(number) = place.device()?.and_then(DeviceNumber::as_loop) else {
+    let Some(number) = place.device()? else {
         return Ok(None);
     };
-    let device = loopdev::open_bound(system, number)?;
-    match device {
-        Some(device) if loopdev::has_image(system, number, image)? => {
-            let total = Bytes(system.device_size(device.as_fd())?);
+    match Attached::open(system, number, image)? {
+        Some(attached) if volume_device::belongs_to(system, number, image)? => {
+            let total = Bytes(system.device_size(attached.as_fd())?);
             Ok(Some(VolumeStatistics::Block { total }))
         }
         Some(_) | None => Ok(None),

@@ -82,8 +82,7 @@ impl Pool {
         match mapping.map(|mapping| mapping.close(system, &bound)) {
             None | Some(Ok(())) => Ok(Found::Unused(Some(bound))),
             Some(Err(cause)) if cause.is_busy() => {
-                let number = bound.number;
-                let attached = Attached::open(system, number, uid)?;
+                let attached = Attached::open(system, bound.device(), uid)?;
                 let gone = || io::Error::from(io::ErrorKind::NotFound);
                 Ok(Found::InUse(attached.ok_or_else(gone)?))
             }

@@ -12,17 +12,17 @@ use crate::{
     image::{Error, failed},
     loopdev,
     root::Root,
-    system::{OFlags, System},
+    system::{DeviceNumber, OFlags, System},
 };
 
 /// How long the disk may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
 
 impl Root {
-    /// Fails if the image behind a loop device is marked as closing, or if its mark names no move.
-    pub(crate) fn refuse_closing(&self, number: u32, image: &Uid) -> Result<(), Error> {
+    /// Fails if the image that is attached as a device is marked as closing, or if its mark names no move.
+    pub(crate) fn refuse_closing(&self, device: DeviceNumber, image: &Uid) -> Result<(), Error> {
         let system = Arc::clone(&self.system);
-        let read = move || mark_behind(&*system, number);
+        let read = move || mark_behind(&*system, device);
         let asked = PathBuf::from(format!("mark of {image}"));
         match self.ask_within(&asked, LIMIT, read) {
             Some(Ok(Some(by))) => Err(moving(image, by)),
@@ -44,7 +44,10 @@ impl Root {
 }
 
 /// The UID of the move in the mark of the file behind a loop device; none without a mark.
-fn mark_behind(system: &dyn System, number: u32) -> io::Result<Option<Uid>> {
+fn mark_behind(system: &dyn System, device: DeviceNumber) -> io::Result<Option<Uid>> {
+    let Some(number) = device.as_loop() else {
+        return Ok(None);
+    };
     let Some(path) = system.backing_file(number)? else {
         return Ok(None);
     };

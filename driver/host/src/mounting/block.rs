@@ -35,6 +35,7 @@ use crate::{
     pool::Pool,
     root::Root,
     system::{self, DeviceNumber, FileKind, Mount, MountAttrFlags, OFlags, System},
+    volume_device,
 };
 
 /// A request to stage a raw block volume.
@@ -190,8 +191,8 @@ impl Root {
         let target = open_parent(system, request.target)?;
         if let Some(mount) = target.mounted().map_err(failed("inspect", target.path()))? {
             let device = target.device().map_err(failed("inspect", target.path()))?;
-            let is_it = match device.and_then(DeviceNumber::as_loop) {
-                Some(number) => loopdev::has_image(system, number, request.image)
+            let is_it = match device {
+                Some(device) => volume_device::belongs_to(system, device, request.image)
                     .map_err(failed("inspect", target.path()))?,
                 None => false,
             };
@@ -205,16 +206,16 @@ impl Root {
                 },
             );
         }
-        let Some(number) = staged(system, request.image, request.staging)? else {
+        let Some(device) = staged(system, request.image, request.staging)? else {
             return Err(Error::NotStaged {
                 path: request.staging.to_owned(),
                 why: NotStaged::NoDevice,
             });
         };
-        self.refuse_closing(number, request.image)?;
-        refuse_another_writability(system, number, request)?;
+        self.refuse_closing(device, request.image)?;
+        refuse_another_writability(system, device, request)?;
         let is_new = target.make_file().map_err(failed("make", request.target))?;
-        self.bind_node(number, &target, request).map_err(|source| {
+        self.bind_node(device, &target, request).map_err(|source| {
             if is_new {
                 // Errors are ignored: it is empty and not mounted, and a repeated call accepts it.
                 let _ = target.remove();
@@ -225,14 +226,14 @@ impl Root {
 
     fn bind_node(
         &self,
-        number: u32,
+        device: DeviceNumber,
         target: &MountTarget<'_>,
         request: &BlockPublishRequest<'_>,
     ) -> io::Result<()> {
         let system = &*self.system;
-        let device = Attached::open(system, number, request.image)?;
-        let device = device.ok_or(io::ErrorKind::NotFound)?;
-        system.set_read_only(device.as_fd(), request.read_only)?;
+        let attached = Attached::open(system, device, request.image)?;
+        let attached = attached.ok_or(io::ErrorKind::NotFound)?;
+        system.set_read_only(attached.as_fd(), request.read_only)?;
         let node = MountTarget::open(system, &request.staging.join(request.image.as_str()))?;
         let node = node.find()?.ok_or(io::ErrorKind::NotFound)?;
         let mount = system.clone_mount(node.as_fd())?;
@@ -282,7 +283,7 @@ fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), E
     let place = node_place(system, image, staging)?;
     let failed = |operation| failed::<io::Error>(operation, place.path());
     let bound = match staged(system, image, staging)? {
-        Some(number) => Attached::open(system, number, image),
+        Some(device) => Attached::open(system, device, image),
         // The stage was interrupted.
         None => kept_for(system, image),
     };
@@ -317,10 +318,10 @@ fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), E
 /// Fails when a target has another write mode: a device is read-only for all pods or for none.
 fn refuse_another_writability(
     system: &dyn System,
-    number: u32,
+    device: DeviceNumber,
     request: &BlockPublishRequest<'_>,
 ) -> Result<(), Error> {
-    let nodes = nodes_of(system, number)
+    let nodes = nodes_of(system, device)
         .map_err(failed("find other nodes of the device at", request.target))?;
     let mut others = nodes
         .into_iter()
@@ -333,10 +334,10 @@ fn refuse_another_writability(
     }
 }
 
-/// Returns the number of the loop device whose node is at a staging path; none when the volume is
-/// not staged there.
-fn staged(system: &dyn System, image: &Uid, staging: &Path) -> Result<Option<u32>, Error> {
-    let find = || -> io::Result<Option<u32>> {
+/// Returns the number that identifies the volume whose node is at a staging path; none when the
+/// volume is not staged there.
+fn staged(system: &dyn System, image: &Uid, staging: &Path) -> Result<Option<DeviceNumber>, Error> {
+    let find = || -> io::Result<Option<DeviceNumber>> {
         let place = match MountTarget::open(system, &staging.join(image.as_str())) {
             Ok(place) => place,
             Err(error) if is_no_directory(&error) => return Ok(None),
@@ -345,8 +346,8 @@ fn staged(system: &dyn System, image: &Uid, staging: &Path) -> Result<Option<u32
         if place.mounted()?.is_none() {
             return Ok(None);
         }
-        match place.device()?.and_then(DeviceNumber::as_loop) {
-            Some(number) if loopdev::has_image(system, number, image)? => Ok(Some(number)),
+        match place.device()? {
+            Some(device) if volume_device::belongs_to(system, device, image)? => Ok(Some(device)),
             Some(_) | None => Ok(None),
         }
     };
@@ -369,29 +370,26 @@ fn node_place<'a>(
     open_parent(system, &staging.join(image.as_str()))
 }
 
-/// Finds the loop device that stays bound to an image, by the name of the image: the pool may be
-/// gone.
+/// Finds the devices of an image that stay without a user, by the name of the image: the pool may
+/// be gone.
 fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Attached>> {
-    for bound in system.bound_loops()? {
-        if loopdev::image_of(&bound.backing_file).as_ref() != Some(image) {
-            continue;
-        }
-        if let Some(device) = Attached::open(system, bound.number, image)?
-            && device.is_kept(system)?
-            && loopdev::has_image(system, bound.number, image)?
+    for device in volume_device::of(system, image)? {
+        if let Some(attached) = Attached::open(system, device.number, image)?
+            && attached.is_kept(system)?
+            && volume_device::belongs_to(system, device.number, image)?
         {
-            return Ok(Some(device));
+            return Ok(Some(attached));
         }
     }
     Ok(None)
 }
 
-/// Lists the mounts of the nodes of a loop device, as far as this process sees: at staging and
-/// target paths, and where kubelet bind-mounts a target again for its pod.
-pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount>> {
+/// Lists the mounts of the nodes of a volume, which this number identifies, as far as this process
+/// sees: at staging and target paths, and where kubelet bind-mounts a target again for its pod.
+pub(crate) fn nodes_of(system: &dyn System, number: DeviceNumber) -> io::Result<Vec<Mount>> {
     let mut mounts = Vec::new();
     for mount in system.mounts()? {
-        if named_number(system, &mount)? == Some(number) {
+        if named_device(system, &mount)? == Some(number) {
             mounts.push(mount);
         }
     }
@@ -399,19 +397,21 @@ pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount
     Ok(nodes.map(|(_, mount)| mount).collect())
 }
 
-/// Returns the mounts that are nodes of loop devices, or of mappings of Cistern over them, each with the number of its
-/// loop device.
-pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<Vec<(u32, Mount)>> {
+/// Returns the mounts that can be nodes of volumes, each with the number that identifies its volume.
+pub(crate) fn nodes_among(
+    system: &dyn System,
+    mounts: &[Mount],
+) -> io::Result<Vec<(DeviceNumber, Mount)>> {
     let mut all = Vec::new();
     for mount in mounts {
         // Filters by name first: the filesystem of another mount may hang.
-        let Some(number) = named_number(system, mount)? else {
+        let Some(number) = named_device(system, mount)? else {
             continue;
         };
         // Opens it through its directory: the full path may exceed the limit of the kernel.
         let node = MountTarget::open(system, &mount.mount_point);
         match node.and_then(|node| node.device()) {
-            Ok(device) if device == Some(DeviceNumber::of_loop(number)) => {
+            Ok(device) if device == Some(number) => {
                 all.push((number, mount.clone()));
             }
             Ok(_) => {}
@@ -422,11 +422,11 @@ pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<V
     Ok(all)
 }
 
-/// Returns the number of the loop device whose node is mounted, or the node of its mapping, judged by its name.
-pub(crate) fn named_number(system: &dyn System, mount: &Mount) -> io::Result<Option<u32>> {
+/// Returns the number that identifies the volume whose node is mounted, judged by the name of the node.
+pub(crate) fn named_device(system: &dyn System, mount: &Mount) -> io::Result<Option<DeviceNumber>> {
     let named = node_name(&mount.root).and_then(|name| system::node_number(&name));
     let device = named.map(|device| system.beneath(device)).transpose()?;
-    Ok(device.and_then(DeviceNumber::as_loop))
+    Ok(device.filter(|device| volume_device::is_possible(*device)))
 }
 
 /// Returns the name of the mounted file, even if it was removed.

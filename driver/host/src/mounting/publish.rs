@@ -28,9 +28,7 @@ impl Root {
         }
         let staging = open(system, request.staging)?;
         let device = is_staged(system, &staging, request)?;
-        if let Some(number) = device.as_loop() {
-            self.refuse_closing(number, request.image)?;
-        }
+        self.refuse_closing(device, request.image)?;
         let is_new = target.make_directory(0o750).map_err(failed("make"))?;
         let bind = || -> io::Result<()> {
             let staged = staging.find()?.ok_or(io::ErrorKind::NotFound)?;
@@ -50,7 +48,7 @@ impl Root {
 }
 
 /// Verifies that the volume is mounted at the staging path, with the options that all its mounts
-/// share, and returns its loop device.
+/// share, and returns its device.
 fn is_staged(
     system: &dyn System,
     staging: &MountTarget<'_>,

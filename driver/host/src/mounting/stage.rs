@@ -60,7 +60,7 @@ impl Pool {
             .mounted()
             .map_err(failed("inspect", request.staging))?
         {
-            is_staged(&mount, bound.device(), request)?;
+            is_staged(&mount, bound.number(), request)?;
             return Ok(self.grow_staged(&place, &bound, unbound, request));
         }
         self.refuse_closing(request.image)?;
@@ -80,7 +80,7 @@ impl Pool {
             .mount_filesystem(kind, bound.path(), &parameters, attributes)
             .map_err(|error| not_mounted(request, error))
             .and_then(attach)?;
-        verify_staged(&place, bound.device(), request)?;
+        verify_staged(&place, bound.number(), request)?;
         Ok(Staged {
             not_reallocated,
             ..self.grow_staged(&place, &bound, unbound, request)

@@ -6,9 +6,8 @@ use super::{Error, attachment::open_mounted};
 use crate::{
     id::Uid,
     image::failed,
-    loopdev,
     root::Root,
-    system::{BoundLoop, DeviceNumber},
+    volume_device::{self, VolumeDevice},
 };
 
 impl Root {
@@ -17,19 +16,14 @@ impl Root {
     /// a filesystem that is frozen and no longer mounted cannot be thawed. If one fails, thaws the
     /// others and then returns the first error.
     pub fn thaw_all(&self) -> Result<Vec<Uid>, Error> {
-        let all = self
-            .system
-            .bound_loops()
-            .map_err(crate::pool::failed("list the loop devices"))
+        let all = volume_device::list(&*self.system)
+            .map_err(crate::pool::failed("list the devices of volumes"))
             .map_err(crate::image::Error::from)?;
         let mut thawed = Vec::new();
         let mut result = Ok(());
-        for bound in all {
-            let Some(image) = loopdev::image_of(&bound.backing_file) else {
-                continue;
-            };
-            match self.thaw(&bound, &image) {
-                Ok(true) => thawed.push(image),
+        for device in all {
+            match self.thaw(&device) {
+                Ok(true) => thawed.push(device.image),
                 Ok(false) => {}
                 // Continues with the others.
                 Err(error) => result = result.and(Err(error)),
@@ -38,11 +32,10 @@ impl Root {
         result.map(|()| thawed)
     }
 
-    fn thaw(&self, bound: &BoundLoop, image: &Uid) -> Result<bool, Error> {
-        let system = &*self.system;
+    fn thaw(&self, device: &VolumeDevice) -> Result<bool, Error> {
+        let (system, image) = (&*self.system, &device.image);
         let failed = || failed("thaw the filesystem", image);
-        let device = DeviceNumber::of_loop(bound.number);
-        let Some(inside) = open_mounted(system, device).map_err(failed())? else {
+        let Some(inside) = open_mounted(system, device.number).map_err(failed())? else {
             return Ok(false);
         };
         let was_frozen = system.thaw(inside.as_fd()).map_err(failed())?;

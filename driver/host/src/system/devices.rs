@@ -45,6 +45,14 @@ impl DeviceNumber {
         format!("{}-{}", self.major, self.minor)
     }
 
+    /// Returns the name that the kernel gives a loop device, and the numbers of any other device.
+    pub fn name(self) -> String {
+        match self.as_loop() {
+            Some(number) => format!("loop{number}"),
+            None => self.to_string(),
+        }
+    }
+
     /// Returns the number of the loop device; none for any other device.
     pub fn as_loop(self) -> Option<u32> {
         (self.major == 7).then_some(self.minor)
@@ -156,8 +164,8 @@ pub trait Devices {
     /// Whether a bound loop device stays bound when its last user closes it (autoclear is off).
     /// Accesses neither the device nor its file.
     fn is_kept(&self, number: u32) -> io::Result<bool>;
-    /// Returns the counters of a loop device; none when it does not exist. Does not open it.
-    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>>;
+    /// Returns the counters of a block device; none when it does not exist. Does not open it.
+    fn io_counters(&self, device: DeviceNumber) -> io::Result<Option<IoCounters>>;
     /// Returns the queue settings of a loop device.
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings>;
     /// Keeps a loop device bound when its last user closes it: turns autoclear off.

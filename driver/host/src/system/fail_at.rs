@@ -308,8 +308,8 @@ impl Devices for FailAt {
         self.next()?.is_kept(number)
     }
 
-    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>> {
-        self.next()?.loop_counters(number)
+    fn io_counters(&self, device: DeviceNumber) -> io::Result<Option<IoCounters>> {
+        self.next()?.io_counters(device)
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {

@@ -309,9 +309,9 @@ pub(super) fn is_kept(loop_number: u32) -> io::Result<bool> {
 /// Bytes of the sectors in the kernel's counters, independent of the sector size of the device.
 const COUNTED_SECTOR: u64 = 512;
 
-/// Returns the counters of a loop device; none when it does not exist.
-pub(super) fn loop_counters(number: u32) -> io::Result<Option<IoCounters>> {
-    let Some(text) = text(&format!("/sys/block/loop{number}/stat"))? else {
+/// Returns the counters of a block device; none when it does not exist.
+pub(super) fn io_counters(device: DeviceNumber) -> io::Result<Option<IoCounters>> {
+    let Some(text) = text(&format!("/sys/dev/block/{device}/stat"))? else {
         return Ok(None);
     };
     let counters = counters(&text).ok_or_else(|| io::Error::other("the counters are not numbers"));

@@ -9,32 +9,28 @@ use cistern_types::FilesystemType;
 
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
-    attached,
     id::Uid,
     image::Content,
-    loopdev,
     mounting::block,
     system::{DeviceNumber, Mount, System},
+    volume_device::{self, VolumeDevice},
 };
 
-/// The current loop devices over images, and the current mounts.
+/// The current devices of images, and the current mounts.
 #[derive(Debug)]
 pub(super) struct Attachments {
     devices: Vec<Device>,
-    /// The bind mounts of loop device nodes, each with the number of its device.
-    nodes: Vec<(u32, Mount)>,
+    /// The bind mounts of device nodes, each with the number that identifies its volume.
+    nodes: Vec<(DeviceNumber, Mount)>,
     mounts: Vec<Mount>,
 }
 
-/// A loop device over an image.
+/// The device of an image.
 #[derive(Debug)]
 struct Device {
-    number: u32,
-    /// The device that a pod uses: the mapping over the loop device of an encrypted image, or the loop device itself.
+    volume: VolumeDevice,
+    /// The device that a pod uses.
     topmost: DeviceNumber,
-    image: Uid,
-    /// Whether the image was removed.
-    is_deleted: bool,
     is_read_only: bool,
 }
 
@@ -42,17 +38,12 @@ impl Attachments {
     /// Reads the current tables.
     pub(super) fn read(system: &dyn System) -> io::Result<Self> {
         let mut devices = Vec::new();
-        for bound in system.bound_loops()? {
-            let Some(image) = loopdev::image_of(&bound.backing_file) else {
-                continue;
-            };
-            let topmost = attached::topmost(system, bound.number)?;
+        for volume in volume_device::list(system)? {
+            let topmost = volume.topmost(system)?;
             match system.is_read_only(topmost) {
                 Ok(is_read_only) => devices.push(Device {
-                    number: bound.number,
+                    volume,
                     topmost,
-                    image,
-                    is_deleted: loopdev::is_deleted(&bound),
                     is_read_only,
                 }),
                 // The device was detached.
@@ -69,13 +60,12 @@ impl Attachments {
     }
 
     /// Mounts of the root of a device's filesystem.
-    fn mounts_of(&self, number: u32) -> impl Iterator<Item = &Mount> {
-        let device = DeviceNumber::of_loop(number);
-        let is_whole = move |mount: &&Mount| mount.device == device && mount.root == Path::new("/");
-        self.mounts.iter().filter(is_whole)
+    fn mounts_of(&self, device: &VolumeDevice) -> impl Iterator<Item = &Mount> {
+        let mounts = self.mounts.iter();
+        mounts.filter(|mount| device.is_mounted_whole(mount))
     }
 
-    fn nodes_of(&self, number: u32) -> impl Iterator<Item = &Mount> {
+    fn nodes_of(&self, number: DeviceNumber) -> impl Iterator<Item = &Mount> {
         let nodes = self.nodes.iter();
         nodes.filter_map(move |(found, mount)| (*found == number).then_some(mount))
     }
@@ -83,7 +73,7 @@ impl Attachments {
     fn devices_of(&self, image: &Uid) -> impl Iterator<Item = &Device> {
         self.devices
             .iter()
-            .filter(move |device| device.image == *image)
+            .filter(move |device| device.volume.image == *image)
     }
 
     /// Mount point of a volume with an XFS.
@@ -92,7 +82,7 @@ impl Attachments {
             return None;
         }
         let mut devices = self.devices_of(volume.image);
-        let mount = devices.find_map(|device| self.mounts_of(device.number).next())?;
+        let mount = devices.find_map(|device| self.mounts_of(&device.volume).next())?;
         Some(mount.mount_point.clone())
     }
 
@@ -105,15 +95,15 @@ impl Attachments {
         let mut troubles = Vec::new();
         self.find_lost_nodes(volume, &mut troubles);
         for device in self.devices_of(volume.image) {
-            let name = format!("/dev/loop{}", device.number);
-            if device.is_deleted {
+            let name = format!("/dev/{}", device.volume.number.name());
+            if device.volume.is_deleted {
                 troubles.push(VolumeTrouble::ImageDeleted {
                     device: name.clone(),
                 });
             }
             let mounts: Vec<&Mount> = match volume.content {
-                Content::Filesystem { .. } => self.mounts_of(device.number).collect(),
-                Content::Block => self.nodes_of(device.number).collect(),
+                Content::Filesystem { .. } => self.mounts_of(&device.volume).collect(),
+                Content::Block => self.nodes_of(device.volume.number).collect(),
             };
             let mut writable = mounts.iter().filter(|mount| !mount.has("ro"));
             if device.is_read_only
@@ -140,11 +130,11 @@ impl Attachments {
         for (number, node) in &self.nodes {
             let is_bound = || {
                 self.devices_of(volume.image)
-                    .any(|device| device.number == *number)
+                    .any(|device| device.volume.number == *number)
             };
             if block::is_staging(node, volume.image) && !is_bound() {
                 troubles.push(VolumeTrouble::DeviceMissing {
-                    device: format!("/dev/loop{number}"),
+                    device: format!("/dev/{}", number.name()),
                     path: node.mount_point.clone(),
                 });
             }

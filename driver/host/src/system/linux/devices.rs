@@ -126,8 +126,8 @@ impl Devices for Linux {
         sysfs::is_kept(number)
     }
 
-    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>> {
-        sysfs::loop_counters(number)
+    fn io_counters(&self, device: DeviceNumber) -> io::Result<Option<IoCounters>> {
+        sysfs::io_counters(device)
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {

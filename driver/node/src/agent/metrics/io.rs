@@ -54,11 +54,11 @@ pub(super) fn write(
         .filter_map(|io| {
             let VolumeIo {
                 image,
-                loop_number,
+                device,
                 counters,
             } = io;
             let volume = by_image.get(image.as_str())?;
-            Some((*volume, format!("loop{loop_number}"), counters))
+            Some((*volume, device.name(), counters))
         })
         .collect();
     for (name, help, number) in COUNTERS {
