@@ -24,7 +24,7 @@ use tokio::sync::OnceCell;
 use crate::{
     Plugin,
     environment::variable,
-    process::{command, output, tool, workspace},
+    process::{checked, command, run, tool, workspace},
 };
 
 pub mod agents;
@@ -52,6 +52,9 @@ pub const TEST_LABEL: &str = "e2e.cistern.storage/test";
 /// The time limit for the slowest ordinary operations on a busy machine, such as unpacking an image, starting a
 /// pod or deleting an object.
 pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// How often kubectl tries to reach the API server.
+const CONNECTIONS: u32 = 5;
 
 /// A connection to the cluster. It belongs to the runtime of the test that created it.
 #[derive(Clone)]
@@ -93,9 +96,23 @@ impl Cluster {
         self.client.clone()
     }
 
-    /// Runs kubectl and returns its output.
+    /// Runs kubectl and returns its output. Runs it again if it did not reach the API server, which may take long to answer on
+    /// a machine whose processors are busy: then it has changed nothing.
     pub async fn kubectl<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> String {
-        output(self.kubectl_command(arguments), 2 * PATIENCE).await
+        let arguments: Vec<I> = arguments.into_iter().collect();
+        let line = format!(
+            "kubectl {:?}",
+            arguments.iter().map(AsRef::as_ref).collect::<Vec<_>>()
+        );
+        let mut attempt = 1;
+        loop {
+            let ended = run(self.kubectl_command(&arguments), 2 * PATIENCE).await;
+            let is_unreached = ended.stderr.starts_with(b"Unable to connect to the server");
+            if !is_unreached || attempt == CONNECTIONS {
+                return checked(&line, &ended);
+            }
+            attempt += 1;
+        }
     }
 
     /// Returns a kubectl command for this cluster.

@@ -139,6 +139,14 @@ pub async fn run(command: Command, deadline: Duration) -> Output {
 pub async fn output(command: Command, deadline: Duration) -> String {
     let line = format!("{command:?}");
     let output = run(command, deadline).await;
+    checked(&line, &output)
+}
+
+/// Returns the standard output of a command that has ended. `line` is the command as a message shows it.
+///
+/// # Panics
+/// When the command has failed.
+pub fn checked(line: &str, output: &Output) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(
