@@ -38,7 +38,7 @@ fn key(letter: u8) -> Key {
     Key::new(vec![letter; 32]).unwrap()
 }
 
-fn keys(letter: u8) -> Keys {
+pub(crate) fn keys(letter: u8) -> Keys {
     Keys::new(key(letter), None)
 }
 
@@ -56,24 +56,35 @@ fn unlock(keys: &Keys) -> Unlock<'_> {
     }
 }
 
-fn encrypted(name: &str, filesystem: FilesystemType, provisioning: Provisioning) -> ImageRequest {
+/// A volume with a UID that no other test has, because that is in the name of its mapping.
+pub(crate) fn encrypted(
+    machine: &Machine,
+    name: &str,
+    filesystem: FilesystemType,
+    provisioning: Provisioning,
+) -> ImageRequest {
     ImageRequest {
         encryption: Some(Encryption::Luks2),
+        uid: machine.uid(name),
         ..request(name, SIZE, filesystem, provisioning)
     }
 }
 
 fn raw(machine: &Machine) -> ImageRequest {
     ImageRequest {
-        uid: machine.uid("raw"),
         size: Bytes::mib(32),
         filesystem: None,
-        ..encrypted("raw", FilesystemType::Ext4, Provisioning::Thin)
+        ..encrypted(machine, "raw", FilesystemType::Ext4, Provisioning::Thin)
     }
 }
 
 /// Stages a volume, and returns its image as it is then.
-fn stage(pool: &Pool, image: &Image, keys: &Keys, staging: &Path) -> Result<Image, Error> {
+pub(crate) fn stage(
+    pool: &Pool,
+    image: &Image,
+    keys: &Keys,
+    staging: &Path,
+) -> Result<Image, Error> {
     let volume = Volume {
         unlock: Some(unlock(keys)),
         ..Volume::new(image)
@@ -120,7 +131,7 @@ fn has_canary(machine: &Machine, image: &Image) -> bool {
     false
 }
 
-fn mapping(image: &Image) -> PathBuf {
+pub(crate) fn mapping(image: &Image) -> PathBuf {
     format!("/dev/mapper/cistern-{}", image.uid).into()
 }
 
@@ -130,10 +141,12 @@ fn an_encrypted_volume_is_formatted_when_its_key_arrives_and_opens_with_it_from_
     let machine = Machine::new();
     let pool = Arc::new(open_new(&machine));
     for filesystem in FilesystemType::ALL {
-        let wanted = ImageRequest {
-            uid: machine.uid(filesystem.as_str()),
-            ..encrypted(filesystem.as_str(), filesystem, Provisioning::Thin)
-        };
+        let wanted = encrypted(
+            &machine,
+            filesystem.as_str(),
+            filesystem,
+            Provisioning::Thin,
+        );
         let image = must(pool.create_image(&wanted));
         assert_eq!(image.encryption(), Some(EncryptionState::Unformatted));
         assert_eq!(
@@ -250,7 +263,8 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
     for filesystem in FilesystemType::ALL {
         let machine = Machine::new();
         let pool = open_new(&machine);
-        let source = must(pool.create_image(&encrypted("a", filesystem, Provisioning::Thin)));
+        let source =
+            must(pool.create_image(&encrypted(&machine, "a", filesystem, Provisioning::Thin)));
         let (live, first) = (machine.staging("live"), keys(b'a'));
         must(stage(&pool, &source, &first, &live));
         fs::write(live.join("file"), CANARY).unwrap();
@@ -265,14 +279,14 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
 
         let plain = ImageRequest {
             encryption: None,
-            ..encrypted("plain", filesystem, Provisioning::Thin)
+            ..encrypted(&machine, "plain", filesystem, Provisioning::Thin)
         };
         let refused = pool.create_image(&from(&taken, plain)).unwrap_err();
         assert!(refused.to_string().contains("encrypted"), "{refused}");
 
         let larger = ImageRequest {
             size: Bytes::mib(400),
-            ..encrypted("b", filesystem, Provisioning::Thin)
+            ..encrypted(&machine, "b", filesystem, Provisioning::Thin)
         };
         let clone = must(pool.create_image(&from(&taken, larger)));
         let staging = machine.staging("clone");
@@ -322,7 +336,12 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
 fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_it_is_staged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&encrypted("a", FilesystemType::Xfs, Provisioning::Thin)));
+    let image = must(pool.create_image(&encrypted(
+        &machine,
+        "a",
+        FilesystemType::Xfs,
+        Provisioning::Thin,
+    )));
     let (staging, mine) = (machine.staging("a"), keys(b'a'));
     must(stage(&pool, &image, &mine, &staging));
     let blocks = || rustix::fs::statvfs(&staging).unwrap().f_blocks;
@@ -362,7 +381,7 @@ fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_
 fn a_thick_encrypted_volume_is_allocated_in_full_once_it_is_complete() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let wanted = encrypted("a", FilesystemType::Ext4, Provisioning::Thick);
+    let wanted = encrypted(&machine, "a", FilesystemType::Ext4, Provisioning::Thick);
     let image = must(pool.create_image(&wanted));
     assert_eq!(allocated(&image_path(&machine, &image.uid)), 0);
     let staging = machine.staging("a");
@@ -382,7 +401,12 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
         Err(Error::Image(image::Error::EncryptionConflict { why, .. })) => why,
         result => panic!("{result:?}"),
     };
-    let image = must(pool.create_image(&encrypted("a", FilesystemType::Ext4, Provisioning::Thin)));
+    let image = must(pool.create_image(&encrypted(
+        &machine,
+        "a",
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )));
     let path = image_path(&machine, &image.uid);
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(CANARY, Bytes::mib(100).0).unwrap();
@@ -390,7 +414,12 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
     assert_eq!(conflict(&image), HeaderConflict::NotBlank);
     assert!(has_canary(&machine, &image));
 
-    let other = must(pool.create_image(&encrypted("b", FilesystemType::Ext4, Provisioning::Thin)));
+    let other = must(pool.create_image(&encrypted(
+        &machine,
+        "b",
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )));
     must(stage(&pool, &other, &mine, &staging));
     unstage(&machine, &other.uid, &staging);
     let file = fs::OpenOptions::new()

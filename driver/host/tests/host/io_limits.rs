@@ -1,9 +1,11 @@
 //! Limits of the I/O of volumes, on a kernel with cgroup v2. The virtual machine of `e2e/vm` has it.
 
+mod encrypted;
+
 use std::{
     collections::HashMap,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -25,9 +27,12 @@ fn limit(machine: &Machine, pods: &Pods, image: &Uid, limits: IoLimits) {
     assert!(failed.as_ref().is_ok_and(HashMap::is_empty), "{failed:?}");
 }
 
-fn written_at_most(bytes: Bytes) -> IoLimits {
+/// A limit in bytes per second.
+const WRITES: u32 = 2 << 20;
+
+fn written_at_most(bytes: u64) -> IoLimits {
     IoLimits {
-        write_bytes_per_second: Some(bytes),
+        write_bytes_per_second: Some(Bytes(bytes)),
         ..IoLimits::NONE
     }
 }
@@ -187,14 +192,20 @@ fn assert_is_limited(what: &str, limit: u32, mut measure: impl FnMut() -> Measur
 #[test]
 #[ignore = "needs cgroup v2, which the virtual machine has"]
 fn a_limit_holds_for_two_pods_together_with_direct_and_with_buffered_writes() {
-    const LIMIT: u32 = 2 << 20;
-    const DATA: u64 = 20 << 20;
     let machine = Machine::new();
     let pool = open_new(&machine);
     let pods = Pods::new();
     let (image, staging) = staged(&machine, &pool);
-    let limits = written_at_most(Bytes(LIMIT.into()));
-    limit(&machine, &pods, &image.uid, limits);
+    limit(&machine, &pods, &image.uid, written_at_most(WRITES.into()));
+    assert_writes_are_limited(&pods, &staging);
+    limit(&machine, &pods, &image.uid, IoLimits::NONE);
+    unstage(&machine, &image.uid, &staging);
+}
+
+/// Asserts that two pods together write no faster than [`WRITES`], and that all they write counts.
+#[track_caller]
+fn assert_writes_are_limited(pods: &Pods, staging: &Path) {
+    const DATA: u64 = 20 << 20;
     for (kind, flags) in [("direct", "oflag=direct"), ("buffered", "conv=fsync")] {
         let write = format!(
             "dd if=/dev/zero of={}/$1.$process bs=256k count={} {flags} 2>/dev/null",
@@ -202,8 +213,8 @@ fn a_limit_holds_for_two_pods_together_with_direct_and_with_buffered_writes() {
             DATA / (256 << 10) / (2 * PROCESSES)
         );
         let script = at_once(&write);
-        assert_is_limited(kind, LIMIT, || {
-            let measured = measure(&pods, "wbytes", &script);
+        assert_is_limited(kind, WRITES, || {
+            let measured = measure(pods, "wbytes", &script);
             // All data counts, and little else.
             let data = DATA..=DATA + (1 << 20);
             assert!(data.contains(&measured.amount), "{kind}: {measured:?}");
@@ -211,8 +222,6 @@ fn a_limit_holds_for_two_pods_together_with_direct_and_with_buffered_writes() {
             measured
         });
     }
-    limit(&machine, &pods, &image.uid, IoLimits::NONE);
-    unstage(&machine, &image.uid, &staging);
 }
 
 #[test]
