@@ -94,7 +94,10 @@ impl Pool {
         let mapped = self.map_unfinished(made, uid, unlock);
         let mapped = mapped.map_err(failed("open the clone", uid))?;
         let mapped = mapped.ok_or_else(|| Error::WrongKey { uid: uid.clone() })?;
-        self.verify_filesystem(mapped.as_fd(), uid, expected)
+        self.verify_filesystem(mapped.as_fd(), uid, expected)?;
+        drop(mapped);
+        // The loop device has the lock of the file, which is the image soon.
+        wait_until_detached(&*self.system, made, uid).map_err(failed("close the clone", uid))
     }
 
     /// Changes the UUID of a filesystem on a device that is not mounted.
