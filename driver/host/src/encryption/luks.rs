@@ -23,6 +23,8 @@ pub(super) const PROGRAM: &str = "cryptsetup";
 const DEADLINE: Duration = Duration::from_mins(2);
 /// Exit code of cryptsetup when no keyslot opens with the key.
 const NO_PERMISSION: i32 = 2;
+/// Exit code of cryptsetup when there is no mapping of the name.
+const NOT_ACTIVE: i32 = 4;
 /// Exit code of cryptsetup when the device is in use, or the name of a mapping taken.
 const BUSY: i32 = 5;
 /// Bytes of the sectors in which cryptsetup counts the offset of the data.
@@ -110,11 +112,18 @@ pub(super) fn close_when_unused(
     granted(&command, &output).map(drop)
 }
 
-/// Removes a mapping; fails with `ResourceBusy` while it is in use.
+/// Removes a mapping, unless it has gone away with its last user; fails with `ResourceBusy` while it is in use.
 pub(super) fn close(system: &dyn System, name: &str, input: BorrowedFd<'_>) -> Result<(), Cause> {
     let command = cryptsetup_without_key("close").operand(name);
     let output = system.run(&command, input)?;
-    granted(&command, &output).map(drop)
+    removed(&command, &output)
+}
+
+fn removed(command: &Command, output: &Output) -> Result<(), Cause> {
+    match output.exit {
+        Some(NOT_ACTIVE) => Ok(()),
+        _ => granted(command, output).map(drop),
+    }
 }
 
 /// A command that reads a key from its standard input.
@@ -141,5 +150,25 @@ fn granted(command: &Command, output: &Output) -> Result<bool, Cause> {
         Some(NO_PERMISSION) => Ok(false),
         Some(BUSY) => Err(io::Error::from(io::ErrorKind::ResourceBusy).into()),
         _ => Err(command.failed(output).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_that_has_gone_away_is_removed_and_one_in_use_is_busy() {
+        let command = cryptsetup_without_key("close").operand("cistern-a");
+        let ended = |exit| Output {
+            exit: Some(exit),
+            signal: None,
+            stdout: String::new(),
+            stderr: String::new(),
+        };
+        assert!(removed(&command, &ended(0)).is_ok());
+        assert!(removed(&command, &ended(NOT_ACTIVE)).is_ok());
+        assert!(removed(&command, &ended(BUSY)).is_err_and(|it| it.is_busy()));
+        assert!(removed(&command, &ended(1)).is_err());
     }
 }
