@@ -191,19 +191,23 @@ pub struct NodeEncryption {
 
 impl StorageNode {
     /// Whether volumes with this encryption can be used on the node; always for one that is not encrypted. Fails with
-    /// what the node lacks. An agent that does not know encryption would make a volume without it.
+    /// what the node lacks.
     pub fn encrypts(&self, encryption: Option<Encryption>) -> Result<(), Explanation> {
+        let lack = encryption.and_then(|Encryption::Luks2| self.lack_for_encryption());
+        lack.map_or(Ok(()), |why| {
+            let message = format!("it cannot have encrypted volumes: {why}");
+            Err(Explanation::new(Reason::EncryptionUnavailable, message))
+        })
+    }
+
+    /// What the node lacks for encrypted volumes; none if it can have them. An agent that does not know encryption would
+    /// make a volume without it.
+    pub fn lack_for_encryption(&self) -> Option<&str> {
         let status = self.status.as_ref();
-        let why = match (encryption, status.and_then(|it| it.encryption.as_ref())) {
-            (None, _) => return Ok(()),
-            (Some(Encryption::Luks2), None) => "its agent has reported no encryption",
-            (Some(Encryption::Luks2), Some(found)) => match &found.unavailable {
-                None => return Ok(()),
-                Some(why) => why,
-            },
-        };
-        let message = format!("it cannot have encrypted volumes: {why}");
-        Err(Explanation::new(Reason::EncryptionUnavailable, message))
+        match status.and_then(|it| it.encryption.as_ref()) {
+            None => Some("its agent has reported no encryption"),
+            Some(found) => found.unavailable.as_deref(),
+        }
     }
 
     /// Public key of the node plugin. None if it has published none, or no valid one.

@@ -96,7 +96,8 @@ async fn doctor_reports_what_an_installation_lacks_until_it_is_complete() {
         "{text}"
     );
 
-    // A missing permission, a policy that is not enforced, and a class with an unknown parameter.
+    // A missing permission, a policy that is not enforced, a class with an unknown parameter, and an encrypted one whose
+    // nodes have an older agent.
     let audited = Patch::Merge(json!({"spec": {"validationActions": ["Audit"]}}));
     Api::<ValidatingAdmissionPolicyBinding>::all(client.clone())
         .patch("nodes.cistern.storage", &PatchParams::default(), &audited)
@@ -109,8 +110,12 @@ async fn doctor_reports_what_an_installation_lacks_until_it_is_complete() {
         .unwrap();
     let class = json!({"metadata": {"name": "typo"}, "provisioner": names::DRIVER,
         "parameters": {"pol": "fast"}, "allowVolumeExpansion": true});
-    create(&Api::<StorageClass>::all(client), class).await;
-    cistern_e2e::eventually("all three to be reported", SOON, async || {
+    let classes = Api::<StorageClass>::all(client);
+    create(&classes, class).await;
+    let class = json!({"metadata": {"name": "secret"}, "provisioner": names::DRIVER,
+        "parameters": {"pool": "fast", "encryption": "luks2"}, "allowVolumeExpansion": true});
+    create(&classes, class).await;
+    cistern_e2e::eventually("all four to be reported", SOON, async || {
         let answer = plugin.run(&["doctor", "-o", "json"]).await;
         let messages = failed(&answer);
         let has = |words: &str| messages.iter().any(|(_, message)| message.contains(words));
@@ -118,6 +123,7 @@ async fn doctor_reports_what_an_installation_lacks_until_it_is_complete() {
             "cistern-node may not",
             "nodes.cistern.storage has no binding that enforces it",
             "\"pol\" is unknown",
+            "secret: no volume can be on n: its agent has reported no encryption",
         ];
         if answer.code == 2 && all.into_iter().all(has) {
             Ok(())
@@ -170,9 +176,11 @@ async fn bring_up(client: &Client) {
         "spec": {"nodeSelector": {}, "source": {"image": {"size": "1Gi"}}}});
     create(&Api::<StoragePool>::all(client.clone()), pool).await;
     let nodes: Api<StorageNode> = Api::all(client.clone());
+    let pool = json!({"name": "fast", "uid": "uid-of-fast", "source": {"image": {"size": "1Gi"}},
+        "overcommitPercent": 100, "reservedPercent": 5});
     create(
         &nodes,
-        json!({"metadata": {"name": "n"}, "spec": {"topology": {}}}),
+        json!({"metadata": {"name": "n"}, "spec": {"topology": {}, "pools": [pool]}}),
     )
     .await;
     let reporting = json!({"type": "AgentReporting", "status": "True", "reason": "Reconciled",

@@ -8,6 +8,7 @@
 
 pub mod classes;
 pub mod definitions;
+pub mod encryption;
 pub mod facts;
 pub mod manifests;
 pub mod nodes;
@@ -58,6 +59,7 @@ fn examine(facts: &Facts) -> Vec<report::Check> {
     checks.push(parts::versions(facts));
     checks.extend(nodes::examine(facts));
     checks.extend(classes::examine(facts));
+    checks.extend(encryption::examine(facts));
     checks.extend(snapshots::examine(facts));
     checks
 }
