@@ -18,7 +18,8 @@ use tonic::{Code, Response, Status};
 
 use crate::{create_request, map, mounted};
 
-const SECRET: &str = "MARKER-of-secrets";
+/// Long enough for a key.
+const SECRET: &str = "MARKER-of-secrets-that-could-be-a-key";
 const FLAG: &str = "MARKER-of-mount-flags";
 
 /// The answers of the driver: their codes and their text.
@@ -87,12 +88,25 @@ fn capabilities() -> [VolumeCapability; 2] {
     [flagged, plain]
 }
 
+/// The secrets of a call: those of an encrypted volume, and another one.
 fn secrets(secret: &str) -> BTreeMap<String, String> {
+    let mut all = password(secret);
+    if !secret.is_empty() {
+        all.extend(keys(secret));
+    }
+    all
+}
+
+fn password(secret: &str) -> BTreeMap<String, String> {
     if secret.is_empty() {
         map(&[])
     } else {
         map(&[("password", secret)])
     }
+}
+
+fn keys(secret: &str) -> BTreeMap<String, String> {
+    map(&[("key", secret), ("previousKey", secret)])
 }
 
 /// Calls every method that takes secrets, and between them the methods that take none.
@@ -200,14 +214,20 @@ async fn node_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Ans
     let folder = driver.kubelet_root().join(name);
     std::fs::create_dir_all(folder.join("staging")).unwrap();
     let text = |part: &str| folder.join(part).to_str().unwrap().to_owned();
+    let stage = |capability, secrets| NodeStageVolumeRequest {
+        volume_id: name.to_owned(),
+        staging_target_path: text("staging"),
+        volume_capability: Some(capability),
+        secrets,
+        ..NodeStageVolumeRequest::default()
+    };
+    let [_, plain] = capabilities();
+    let refused = client.node_stage_volume(stage(plain, keys(SECRET))).await;
+    let code = refused.as_ref().map_err(Status::code);
+    assert_eq!(code.unwrap_err(), Code::FailedPrecondition, "no encryption");
+    answers.record(refused);
     for capability in capabilities() {
-        let request = NodeStageVolumeRequest {
-            volume_id: name.to_owned(),
-            staging_target_path: text("staging"),
-            volume_capability: Some(capability),
-            secrets: secrets(secret),
-            ..NodeStageVolumeRequest::default()
-        };
+        let request = stage(capability, password(secret));
         answers.record(client.node_stage_volume(request).await);
     }
     for capability in capabilities() {
