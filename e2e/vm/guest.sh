@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../cluster/lib/common.sh"
 source "$harness/lib/packages.sh"
 
 # The time limit of a guest with the lowest priority on two processors.
-deadline=2700
+deadline=4200
 console=$cache/logs/vm-$(basename "$0")-console.log
 work=
 system=

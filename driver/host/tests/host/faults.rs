@@ -1,6 +1,8 @@
 //! Injects a fault at every system call. A later run without a fault ends in the same state as if the
 //! fault had not occurred (requirements R2, R6, R15).
 
+mod clones;
+
 use std::{
     fs,
     os::{
@@ -189,6 +191,11 @@ fn loops_after(step: Step) -> usize {
         | Step::DismissRaw
         | Step::PrepareEncrypted
         | Step::DismissEncrypted
+        | Step::PrepareEncryptedSource
+        | Step::CloneEncrypted
+        | Step::DismissClone
+        | Step::StageEach
+        | Step::DismissEncryptedSource
         | Step::Remove => 1,
         Step::SnapshotFrozen
         | Step::Stage
@@ -197,6 +204,7 @@ fn loops_after(step: Step) -> usize {
         | Step::Prepare
         | Step::Expand
         | Step::StageEncrypted
+        | Step::StageClone
         | Step::StageDevice
         | Step::PublishDevice
         | Step::Publish
@@ -230,6 +238,7 @@ fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
             | Step::Promote
             | Step::AdoptFilesystem
             | Step::StageEncrypted
+            | Step::StageClone
     ) {
         return 1;
     }

@@ -1,5 +1,9 @@
 //! The lifecycle of a pool and a volume in steps, each of which can be repeated and undone.
 
+// Also tests of another crate have this file, by its path.
+#[path = "scenario/encrypted.rs"]
+mod encrypted;
+
 use std::{
     error::Error,
     fs,
@@ -13,14 +17,13 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_host::{
     AdoptionRequest, BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest,
-    Expectation, ImageRequest, Key, Keys, Linux, Member, MountOptions, Pool, PoolDeclaration,
-    PublishRequest, Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, Unlock,
+    Expectation, ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest,
+    Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, Unlock,
     copy::{CopyRequest, PromotedVolume},
     pool::Owner,
 };
 use cistern_types::{
-    Bytes, Consistency, Encryption, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions,
-    Provisioning,
+    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
 };
 use rustix::fs::FallocateFlags;
 
@@ -111,6 +114,15 @@ pub(crate) enum Step {
     PrepareEncrypted,
     StageEncrypted,
     DismissEncrypted,
+    /// Creates an encrypted volume, stages it, takes a snapshot, clones that, and stages the clone for the
+    /// first time, with a key of its own. Then stages each with its own key, and removes all. Faults are injected only into
+    /// `StageClone`.
+    PrepareEncryptedSource,
+    CloneEncrypted,
+    StageClone,
+    DismissClone,
+    StageEach,
+    DismissEncryptedSource,
     /// Removes the volume.
     Remove,
     /// Removes the pool.
@@ -325,32 +337,12 @@ pub(crate) fn run(
         })?,
         Step::RemoveDevice => open(Bytes::gib(1))?.remove_image(&device(folder).uid)?,
         Step::Open => drop(open_again(&root, expectation)?),
-        Step::SnapshotFrozen => {
-            let pool = open_again(&root, expectation)?;
-            let member = snapshot_member(&pool, &volume(), "s");
-            root.take_snapshots(&[member], Consistency::Filesystem, Utc::now)?;
-        }
-        Step::PrepareGroup => {
-            let pool = open_again(&root, expectation)?;
-            pool.create_image(&device(folder))?;
-            stage_block(&pool, &device(folder), &kubelet.join("device"))?;
-        }
-        Step::DismissGroup => {
-            root.unstage(&kubelet.join("device"))?;
-            open_again(&root, expectation)?.remove_image(&device(folder).uid)?;
-        }
-        Step::SnapshotGroup => {
-            let pool = open_again(&root, expectation)?;
-            let members = [
-                snapshot_member(&pool, &volume(), "s"),
-                snapshot_member(&pool, &device(folder), "t"),
-            ];
-            root.take_snapshots(&members, Consistency::Crash, Utc::now)?;
-        }
-        Step::RemoveSnapshots => {
-            let pool = open_again(&root, expectation)?;
-            pool.remove_image(&uid("uid-s"))?;
-            pool.remove_image(&uid("uid-t"))?;
+        Step::SnapshotFrozen
+        | Step::PrepareGroup
+        | Step::SnapshotGroup
+        | Step::RemoveSnapshots
+        | Step::DismissGroup => {
+            take_snapshots(step, &root, &open_again(&root, expectation)?, folder)?;
         }
         Step::PrepareSource
         | Step::Restore
@@ -364,7 +356,16 @@ pub(crate) fn run(
             adopt_filesystem(step, &open_again(&root, expectation)?, folder)?;
         }
         Step::PrepareEncrypted | Step::StageEncrypted | Step::DismissEncrypted => {
-            use_encrypted(step, &root, &open_again(&root, expectation)?, folder)?;
+            encrypted::use_volume(step, &root, &open_again(&root, expectation)?, folder)?;
+        }
+        Step::PrepareEncryptedSource
+        | Step::CloneEncrypted
+        | Step::StageClone
+        | Step::DismissClone
+        | Step::StageEach
+        | Step::DismissEncryptedSource => {
+            let pool = open_again(&root, expectation)?;
+            encrypted::Clones::new(&root, &pool, folder).run(step)?;
         }
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
@@ -385,6 +386,42 @@ fn expand(pool: &Pool, staging: &Path) -> Result<(), cistern_host::grow::Error> 
         limit: None,
     });
     expanded.map(drop)
+}
+
+/// Takes a step of snapshots.
+fn take_snapshots(
+    step: Step,
+    root: &Root,
+    pool: &Pool,
+    folder: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let (group, staging) = (device(folder), folder.join("kubelet/device"));
+    match step {
+        Step::SnapshotFrozen => {
+            let member = snapshot_member(pool, &volume(), "s");
+            root.take_snapshots(&[member], Consistency::Filesystem, Utc::now)?;
+        }
+        Step::PrepareGroup => {
+            pool.create_image(&group)?;
+            stage_block(pool, &group, &staging)?;
+        }
+        Step::DismissGroup => {
+            root.unstage(&staging)?;
+            pool.remove_image(&group.uid)?;
+        }
+        Step::RemoveSnapshots => {
+            pool.remove_image(&uid("uid-s"))?;
+            pool.remove_image(&uid("uid-t"))?;
+        }
+        _ => {
+            let members = [
+                snapshot_member(pool, &volume(), "s"),
+                snapshot_member(pool, &group, "t"),
+            ];
+            root.take_snapshots(&members, Consistency::Crash, Utc::now)?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes a step of a restore.
@@ -547,51 +584,6 @@ fn receive_pass(pool: &Pool, snapshot: &Uid, base: Option<&Uid>) -> Result<(), B
         }
     }
     incoming.complete()?;
-    Ok(())
-}
-
-/// A thick encrypted volume, so that its first stage includes allocation.
-fn encrypted(folder: &Path) -> ImageRequest {
-    ImageRequest {
-        encryption: Some(Encryption::Luks2),
-        uid: unique_uid(folder, "e"),
-        volume: "pvc-e".to_owned(),
-        size: Bytes::mib(32),
-        ..volume()
-    }
-}
-
-/// Takes a step of an encrypted volume.
-fn use_encrypted(
-    step: Step,
-    root: &Root,
-    pool: &Pool,
-    folder: &Path,
-) -> Result<(), Box<dyn Error>> {
-    let (request, staging) = (encrypted(folder), folder.join("kubelet/encrypted"));
-    match step {
-        Step::StageEncrypted => {
-            let keys = Keys::new(Key::new(vec![b'k'; 32])?, None);
-            let unlock = Unlock {
-                keys: &keys,
-                discard: false,
-                mkfs_options: &request.mkfs_options,
-                extent_size: None,
-            };
-            stage_with(pool, &request.uid, &staging, Some(unlock))?;
-        }
-        Step::DismissEncrypted => {
-            root.unstage(&staging)?;
-            wait_until_unbound(folder, &request.uid)?;
-            pool.remove_image(&request.uid)?;
-            // It does not exist before the first preparation.
-            let _ = fs::remove_dir(&staging);
-        }
-        _ => {
-            fs::create_dir_all(&staging)?;
-            pool.create_image(&request)?;
-        }
-    }
     Ok(())
 }
 

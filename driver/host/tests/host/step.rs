@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 54] = [
+const STEPS: [Step; 60] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -73,6 +73,12 @@ const STEPS: [Step; 54] = [
     Step::PrepareEncrypted,
     Step::StageEncrypted,
     Step::DismissEncrypted,
+    Step::PrepareEncryptedSource,
+    Step::CloneEncrypted,
+    Step::StageClone,
+    Step::DismissClone,
+    Step::StageEach,
+    Step::DismissEncryptedSource,
     Step::Remove,
     Step::RemovePool,
 ];
