@@ -21,10 +21,10 @@ use crate::{
 
 const SIZE: Bytes = Bytes::mib(64);
 /// Keys that must be found nowhere.
-const FIRST: &str = "canary-first-key-with-more-than-32-bytes";
-const SECOND: &str = "canary-second-key-with-more-than-32-bytes";
+pub(crate) const FIRST: &str = "canary-first-key-with-more-than-32-bytes";
+pub(crate) const SECOND: &str = "canary-second-key-with-more-than-32-bytes";
 /// What the pod writes, which must not be on the disk.
-const DATA: &str = "canary-of-a-tenant";
+pub(crate) const DATA: &str = "canary-of-a-tenant";
 
 impl Fixture {
     async fn encrypted_volume(&self, volume: &str, spec: PoolVolumeSpec) -> PoolVolume {
@@ -41,7 +41,7 @@ impl Fixture {
     }
 
     /// Fails if an image or a log of a process has a text.
-    async fn has_nowhere(&self, text: &str) {
+    pub(crate) async fn has_nowhere(&self, text: &str) {
         self.shell("! grep -rqaF \"$1\" $0", &[text]).await;
         for service in [self.driver.node(), self.driver.controller()] {
             assert!(!service.process().log().contains(text), "{text}");
@@ -50,7 +50,7 @@ impl Fixture {
 }
 
 /// A volume with the Secret of its class.
-fn with_keys<'a>(
+pub(crate) fn with_keys<'a>(
     node: &'a Fixture,
     object: &PoolVolume,
     staging: &str,

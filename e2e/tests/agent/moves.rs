@@ -1,8 +1,9 @@
 //! Volumes that move to another node. The tests act as the operator, which declares, commits and undoes moves.
 
+mod encryption;
 mod passes;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{
     Bytes, ConditionType, FenceState, FilesystemType, HasImage as _, ImageTransfer,
@@ -86,8 +87,10 @@ impl Moving {
     }
 
     async fn create_replica(&self, purpose: ReplicaPurpose) -> String {
-        let size = self.get().await.reserved().unwrap();
-        self.create_replica_of(purpose, size).await
+        let volume = self.get().await;
+        let size = volume.reserved().unwrap();
+        self.create_replica_of(purpose, size.saturating_add(volume.header()))
+            .await
     }
 
     async fn create_replica_of(&self, purpose: ReplicaPurpose, size: Bytes) -> String {
@@ -241,10 +244,15 @@ impl Moving {
 
     /// The files of the volume in a folder of its pool on a node.
     async fn files(&self, node: &Fixture, folder: &str) -> String {
-        let pool = node.driver.storage_root().join("pools");
-        let folder = pool.join(format!("uid-of-{}", self.pool)).join(folder);
+        let folder = self.folder(node, folder);
         let script = "ls $1 2>/dev/null || true";
         node.shell(script, &[folder.to_str().unwrap()]).await
+    }
+
+    /// A folder of the pool, as a node sees it.
+    fn folder(&self, node: &Fixture, folder: &str) -> PathBuf {
+        let pool = node.driver.storage_root().join("pools");
+        pool.join(format!("uid-of-{}", self.pool)).join(folder)
     }
 
     async fn reserves(&self, node: &Fixture, bytes: Bytes) {
