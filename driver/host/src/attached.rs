@@ -8,7 +8,7 @@ use crate::{
     id::Uid,
     loopdev::{self, Loop},
     patience::until,
-    system::{DeviceNumber, FileId, FileKind, System},
+    system::{DeviceNumber, FileId, FileKind, Holder, System, if_there, named},
 };
 
 /// The devices of an image: its loop device, and the mapping over it if the image is encrypted. Pods use the topmost.
@@ -148,8 +148,27 @@ pub(crate) fn topmost(system: &dyn System, number: DeviceNumber) -> io::Result<D
     Ok(mapping.unwrap_or(number))
 }
 
+/// Lists the devices that are built on the one that a pod uses of an image that this number identifies. Something
+/// on the node has made them of what is written in the volume, and holds the device.
+pub(crate) fn holders(system: &dyn System, number: DeviceNumber) -> io::Result<Vec<Holder>> {
+    let holders = system.holders(topmost(system, number)?);
+    // None if the mapping has been removed meanwhile.
+    Ok(if_there(holders)?.unwrap_or_default())
+}
+
+/// As [`holders`], after a moment in which those that are being removed may go away.
+pub(crate) fn lasting_holders(
+    system: &dyn System,
+    number: DeviceNumber,
+) -> io::Result<Vec<Holder>> {
+    until(
+        || holders(system, number),
+        |found| !matches!(found, Ok(holders) if !holders.is_empty()),
+    )
+}
+
 /// Waits until nothing is attached to a file, whose devices go away with their last user. Fails with `ResourceBusy` if
-/// something stays.
+/// something stays, and says what holds it if that is a device.
 pub(crate) fn wait_until_detached(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -162,6 +181,15 @@ pub(crate) fn wait_until_detached(
     );
     match found? {
         None => Ok(()),
-        Some(_) => Err(io::Error::from(io::ErrorKind::ResourceBusy).into()),
+        Some(attached) => Err(busy(&holders(system, attached.number())?).into()),
     }
+}
+
+/// The error of devices that stay attached because of their holders, or of a user that is unknown.
+fn busy(holders: &[Holder]) -> io::Error {
+    let kind = io::ErrorKind::ResourceBusy;
+    if holders.is_empty() {
+        return kind.into();
+    }
+    io::Error::new(kind, format!("{} on the node holds it", named(holders)))
 }

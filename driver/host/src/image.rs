@@ -39,6 +39,7 @@ pub use self::{
     trash::Discarded,
 };
 use crate::{
+    attached::holders,
     cause::Cause,
     check::Checking,
     encryption::EncryptionState,
@@ -262,12 +263,13 @@ impl Pool {
         );
         match bound.map_err(failed("find the loop device", uid))? {
             None => Ok(()),
-            Some(device) => Err(Error::InUse {
-                uid: uid.clone(),
-                by: ImageUse::Attached {
-                    device: device.number,
-                },
-            }),
+            Some(bound) => {
+                let holders = holders(system, bound.device());
+                let holders = holders.map_err(failed("find the holder", uid))?;
+                let (uid, device) = (uid.clone(), bound.number);
+                let by = ImageUse::Attached { device, holders };
+                Err(Error::InUse { uid, by })
+            }
         }
     }
 

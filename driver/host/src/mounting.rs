@@ -40,7 +40,7 @@ use crate::{
     options::MountOptions,
     pool::Pool,
     root::Root,
-    system::{DeviceNumber, Mount, System},
+    system::{DeviceNumber, Holder, Mount, System, named},
     volume_device,
 };
 
@@ -105,6 +105,17 @@ pub enum Error {
     StillPublished {
         /// The target path, or a path of kubelet for the same pod.
         path: PathBuf,
+    },
+    /// Something on the node has made devices of the content of a raw block volume, and they hold its device. It is not
+    /// unstaged.
+    #[error(
+        "the volume stays staged at {path}: its device is held by {}, which has to be deactivated on the node", named(.holders)
+    )]
+    Held {
+        /// The staging path.
+        path: PathBuf,
+        /// The devices.
+        holders: Vec<Holder>,
     },
     /// Another target path has the device in the other write mode: a raw block volume is read-only
     /// for all pods of a node or for none.
@@ -185,7 +196,7 @@ impl Root {
     /// Unmounts everything at a staging path, device nodes included. Its directory stays: the
     /// caller made it. The unmount syncs the filesystem, and the loop device detaches from its file
     /// unless another mount namespace holds it. Fails if a mount is in use, or if a raw block
-    /// volume is still published.
+    /// volume is still published or held by a device that the node has made of its content.
     pub fn unstage(&self, staging: &Path) -> Result<(), Error> {
         let Some(place) = self.clear(staging)? else {
             return Ok(());

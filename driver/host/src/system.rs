@@ -11,6 +11,7 @@ mod extent;
 mod fail_at;
 mod files;
 mod filesystems;
+mod holder;
 mod linux;
 mod mountinfo;
 mod sysfs;
@@ -26,11 +27,13 @@ pub use self::{
     disk::Disk,
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},
     filesystems::{Filesystems, Parameter, XfsGeometry},
+    holder::{Holder, MappingName},
     linux::Linux,
     mountinfo::Mount,
 };
 pub(crate) use self::{
     devices::{MAPPING, node_number},
+    holder::named,
     linux::is_damage,
 };
 use crate::command::{self, Command};

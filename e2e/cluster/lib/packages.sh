@@ -9,7 +9,7 @@ packages_of() {
   browser) echo chromium chromium-driver fonts-dejavu-core ;;
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 "$(packages_of guest)" ;;
   # What the guest's tests run. This machine's kernel may have no device-mapper, which cryptsetup takes.
-  guest) echo coreutils cryptsetup-bin dash "$(packages_of host)" ;;
+  guest) echo coreutils cryptsetup-bin dash dmsetup "$(packages_of host)" ;;
   control-plane | sanity) echo ca-certificates prometheus ;;
   cluster | storage-suite | postgresql) packages_of_nodes ;;
   images) echo binutils ca-certificates debian-archive-keyring gcc jq python3 ;;

@@ -5,7 +5,14 @@ use std::time::Duration;
 use cistern_types::FilesystemType;
 
 use super::{FilesystemConflict, IdentityConflict, NotAdoptable};
-use crate::{cause::Cause, check, encryption::HeaderConflict, id::Uid, pool};
+use crate::{
+    cause::Cause,
+    check,
+    encryption::HeaderConflict,
+    id::Uid,
+    pool,
+    system::{Holder, named},
+};
 
 /// Why an operation on an image failed.
 #[derive(Debug, thiserror::Error)]
@@ -184,13 +191,15 @@ pub enum Error {
 }
 
 /// How an image is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageUse {
     /// A loop device is bound to it.
-    #[error("attached as /dev/loop{device}")]
+    #[error("attached as /dev/loop{device}{}", held_by(.holders))]
     Attached {
         /// Number of the loop device.
         device: u32,
+        /// Devices that something on the node has made of the content of the volume.
+        holders: Vec<Holder>,
     },
     /// A snapshot, a clone, a check or a transfer to another node is reading it.
     #[error("read or checked")]
@@ -198,6 +207,14 @@ pub enum ImageUse {
     /// Another node is sending it.
     #[error("received from another node")]
     Received,
+}
+
+fn held_by(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return String::new();
+    }
+    let holders = named(holders);
+    format!(", and held by {holders}: deactivate that on the node")
 }
 
 const fn repair_tool(filesystem: FilesystemType) -> &'static str {
@@ -217,5 +234,30 @@ pub(crate) fn failed<E: Into<Cause>>(
         operation,
         uid,
         source: source.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_an_attached_image_names_what_holds_its_device() {
+        let error = |holders| Error::InUse {
+            uid: "uid-1".parse().unwrap(),
+            by: ImageUse::Attached { device: 5, holders },
+        };
+        let array = Holder {
+            name: "md127".to_owned(),
+            mapping: None,
+        };
+        assert_eq!(
+            error(vec![]).to_string(),
+            "image uid-1 is still attached as /dev/loop5"
+        );
+        assert_eq!(
+            error(vec![array]).to_string(),
+            "image uid-1 is still attached as /dev/loop5, and held by the array md127: deactivate that on the node"
+        );
     }
 }

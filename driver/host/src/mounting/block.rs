@@ -24,7 +24,7 @@ use super::{
     Difference, Error, NotStaged, Staged, difference::conflict, failed, open_parent, unlock_of,
 };
 use crate::{
-    attached::Attached,
+    attached::{Attached, lasting_holders},
     cause::Cause,
     encryption::{HeaderConflict, Lifetime, Unlock},
     grow,
@@ -282,24 +282,7 @@ fn may_be_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<bool,
 fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), Error> {
     let place = node_place(system, image, staging)?;
     let failed = |operation| failed::<io::Error>(operation, place.path());
-    let bound = match staged(system, image, staging)? {
-        Some(device) => Attached::open(system, device, image),
-        // The stage was interrupted.
-        None => kept_for(system, image),
-    };
-    let mut bound = bound.map_err(failed("find the device of"))?;
-    if let Some(device) = &bound {
-        let mut others = nodes_of(system, device.number())
-            .map_err(failed("find other nodes of the device at"))?;
-        others.retain(|node| node.mount_point != place.path());
-        if others.iter().any(|node| is_staging(node, image)) {
-            // It is staged at another path as well.
-            bound = None;
-        } else if let Some(other) = others.into_iter().next() {
-            let path = other.mount_point;
-            return Err(Error::StillPublished { path });
-        }
-    }
+    let bound = to_detach(system, image, staging, place.path())?;
     if let Some(device) = &bound {
         // The flag outlives the binding, and the kernel reuses the number.
         system
@@ -313,6 +296,42 @@ fn remove_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), E
             .map_err(super::failed("detach the device of", place.path()))?;
     }
     place.remove().map_err(failed("remove"))
+}
+
+/// Returns the device to detach when its node at a staging path is unmounted; none if there is none, or if it is staged
+/// at another path as well. Fails when a pod or a device of the node uses it.
+fn to_detach(
+    system: &dyn System,
+    image: &Uid,
+    staging: &Path,
+    node: &Path,
+) -> Result<Option<Attached>, Error> {
+    let failed = |operation| failed::<io::Error>(operation, node);
+    let bound = match staged(system, image, staging)? {
+        Some(number) => Attached::open(system, number, image),
+        // The stage was interrupted.
+        None => kept_for(system, image),
+    };
+    let Some(device) = bound.map_err(failed("find the device of"))? else {
+        return Ok(None);
+    };
+    let mut others =
+        nodes_of(system, device.number()).map_err(failed("find other nodes of the device at"))?;
+    others.retain(|other| other.mount_point != node);
+    if others.iter().any(|other| is_staging(other, image)) {
+        return Ok(None);
+    }
+    if let Some(other) = others.into_iter().next() {
+        let path = other.mount_point;
+        return Err(Error::StillPublished { path });
+    }
+    let holders = lasting_holders(system, device.number())
+        .map_err(failed("find what holds the device of"))?;
+    if !holders.is_empty() {
+        let path = staging.to_owned();
+        return Err(Error::Held { path, holders });
+    }
+    Ok(Some(device))
 }
 
 /// Fails when a target has another write mode: a device is read-only for all pods or for none.

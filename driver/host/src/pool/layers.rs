@@ -34,6 +34,7 @@ pub(super) fn objection(
     let system = &*root.system;
     let holders = system.holders(number)?;
     if !holders.is_empty() {
+        let holders = holders.into_iter().map(|holder| holder.name).collect();
         return Ok(Some(Unusable::Layer { holders }));
     }
     if let Some(file) = own_file(root, number)? {

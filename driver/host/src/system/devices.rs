@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Disk, FileId};
+use super::{Disk, FileId, Holder};
 
 /// How the name of every mapping of Cistern begins. The name of its image follows.
 pub(crate) const MAPPING: &str = "cistern-";
@@ -136,7 +136,7 @@ pub trait Devices {
     /// kernel detected it; none when its driver does not count them. (SCSI and ATA do.)
     fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>>;
     /// Lists the block devices built on a block device: an array, a mapping, a cache.
-    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>>;
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>>;
     /// Returns the stable identity of a block device, independent of its name and number: the
     /// world-wide name or serial number of its disk, and its partition number. None when its driver
     /// reports neither, as for a loop device. Does not open it.

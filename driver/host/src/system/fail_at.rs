@@ -20,7 +20,7 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, IoCounters,
+    Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, Holder, IoCounters,
     LoopSettings, LoopStatus, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System,
     XfsGeometry,
 };
@@ -260,7 +260,7 @@ impl Devices for FailAt {
         self.next()?.device_errors(device)
     }
 
-    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>> {
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>> {
         self.next()?.holders(device)
     }
 

@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    BoundLoop, DeviceNumber, IoCounters, LoopSettings,
+    BoundLoop, DeviceNumber, Holder, IoCounters, LoopSettings, MappingName,
     devices::{MAPPING, MAPPING_UUID},
 };
 use crate::id::Uuid;
@@ -75,11 +75,36 @@ pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io:
 }
 
 /// Lists the block devices built on a block device.
-pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
-    let entries = fs::read_dir(format!("/sys/dev/block/{device}/holders"))?;
-    entries
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
+pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<Holder>> {
+    holders_in(
+        &format!("/sys/dev/block/{device}/holders"),
+        Path::new("/sys/block"),
+    )
+}
+
+/// Lists the holders in a folder of `/sys`, whose devices have folders of their names in another one.
+fn holders_in(folder: &str, devices: &Path) -> io::Result<Vec<Holder>> {
+    let mut holders = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let mapping = mapping_name(&devices.join(&name).display().to_string())?;
+        holders.push(Holder { name, mapping });
+    }
+    holders.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(holders)
+}
+
+/// What device-mapper calls a device; none if it is no mapping, or one that is being removed.
+fn mapping_name(folder: &str) -> io::Result<Option<MappingName>> {
+    let read = |attribute: &str| match text(&format!("{folder}/dm/{attribute}")) {
+        Err(error) if is_being_removed(&error) => Ok(None),
+        result => result,
+    };
+    let Some(name) = read("name")? else {
+        return Ok(None);
+    };
+    let uuid = read("uuid")?;
+    Ok(Some(MappingName { name, uuid }))
 }
 
 /// Returns the stable identity of a block device.
@@ -383,6 +408,33 @@ mod tests {
         ] {
             assert_eq!(is_being_removed(&errno.into()), expected, "{errno}");
         }
+    }
+
+    #[test]
+    fn the_holders_of_a_device_have_the_names_that_device_mapper_gives_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let (holders, devices) = (folder.path().join("holders"), folder.path().join("block"));
+        let found = || holders_in(holders.to_str().unwrap(), &devices);
+        assert!(found().is_err(), "it is no device");
+        fs::create_dir(&holders).unwrap();
+        assert_eq!(found().unwrap(), []);
+        for name in ["md0", "dm-1", "dm-0", "dm-9"] {
+            fs::create_dir(holders.join(name)).unwrap();
+        }
+        for (device, name, uuid) in [("dm-0", "vg-data", "LVM-1"), ("dm-1", "by-hand", "")] {
+            fs::create_dir_all(devices.join(device).join("dm")).unwrap();
+            fs::write(devices.join(device).join("dm/name"), format!("{name}\n")).unwrap();
+            fs::write(devices.join(device).join("dm/uuid"), format!("{uuid}\n")).unwrap();
+        }
+        let names: Vec<String> = found().unwrap().iter().map(Holder::to_string).collect();
+        let expected = [
+            "the logical volume vg-data (dm-0)",
+            "the mapping by-hand (dm-1)",
+            // It has been removed meanwhile.
+            "the device dm-9",
+            "the array md0",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

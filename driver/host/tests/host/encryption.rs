@@ -70,7 +70,7 @@ pub(crate) fn encrypted(
     }
 }
 
-fn raw(machine: &Machine) -> ImageRequest {
+pub(crate) fn raw(machine: &Machine) -> ImageRequest {
     ImageRequest {
         size: Bytes::mib(32),
         filesystem: None,
@@ -95,7 +95,7 @@ pub(crate) fn stage(
     })
 }
 
-fn stage_block(
+pub(crate) fn stage_block(
     pool: &Pool,
     image: &Image,
     keys: Option<&Keys>,

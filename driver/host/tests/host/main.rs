@@ -30,6 +30,7 @@ mod grow;
 mod harness;
 mod health;
 mod health_volume;
+mod held;
 mod host_filesystem;
 mod image;
 mod inventory;

@@ -114,6 +114,7 @@ fn of_host(error: &host::Error) -> Code {
         host::Error::PathMissing { .. }
         | host::Error::NotStaged { .. }
         | host::Error::StillPublished { .. }
+        | host::Error::Held { .. }
         | host::Error::Writability { .. }
         | host::Error::Busy { .. }
         | host::Error::NotRemoved { .. } => Code::FailedPrecondition,
@@ -398,6 +399,10 @@ mod tests {
         let path = || std::path::PathBuf::from("/path");
         for error in [
             host::Error::StillPublished { path: path() },
+            host::Error::Held {
+                path: path(),
+                holders: vec![],
+            },
             host::Error::Writability { path: path() },
             host::Error::Busy { path: path() },
         ] {

@@ -11,8 +11,8 @@ use rustix::{fs::OFlags, io::Errno};
 
 use super::{
     super::{
-        BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, IoCounters, LoopSettings,
-        LoopStatus, disk, sysfs,
+        BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, Holder, IoCounters,
+        LoopSettings, LoopStatus, disk, sysfs,
     },
     Linux,
 };
@@ -55,7 +55,7 @@ impl Devices for Linux {
         sysfs::device_errors(device)
     }
 
-    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>> {
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>> {
         sysfs::holders(device)
     }
 
