@@ -129,6 +129,13 @@ async fn the_manifests_name_the_version_and_an_api_server_takes_them() {
 }
 
 #[tokio::test]
+async fn the_rule_for_udev_is_that_of_the_checkout() {
+    let released = fs::read(Release::shared().await.file("12-cistern.rules")).unwrap();
+    let own = fs::read(workspace().join("manifests/udev/12-cistern.rules")).unwrap();
+    assert_eq!(released, own);
+}
+
+#[tokio::test]
 async fn the_chart_renders_the_same_objects_as_its_folder_with_the_images_of_the_version() {
     let release = Release::shared().await;
     let helm = tool("helm").await;

@@ -28,7 +28,7 @@ on_exit() {
 # The guest's system, and a folder for what is the run's own.
 prepare_guest() {
   system=$cache/vm/$(key_of "$(dpkg-query -W "${tool_packages[@]}" busybox-static)" \
-    "$(declare -f make_system make_root copy_tools copy_programs copy_modules pack)")
+    "$(declare -f make_system make_root copy_tools copy_programs copy_udev copy_modules pack)")
   build_once "the guest's kernel and tools" "$system" make_system
   work=$(mktemp -d)
   make_root "$work/root"
@@ -38,9 +38,11 @@ prepare_guest() {
 make_system() {
   local root=$1/root packages=$1/packages
   mkdir -p "$1"
-  mmdebstrap --variant=extract --include=linux-image-cloud-amd64 bookworm "$packages"
+  mmdebstrap --variant=extract --include=linux-image-cloud-amd64,lvm2,mdadm,udev bookworm "$packages"
   mv "$packages"/boot/vmlinuz-* "$1/kernel"
   make_root "$root"
+  copy_udev "$packages" "$root"
+  # Of a library that is in both, the newer one, which is this machine's.
   copy_tools "$root"
   copy_modules "$packages" "$root"
   pack "$root" >"$1/system.cpio"
@@ -69,8 +71,20 @@ copy_programs() {
   cp --parents "${@:2}" "${libraries[@]}" "$1"
 }
 
+# copy_udev PACKAGES ROOT: udev with Debian's rules, and the programs that the rules of LVM and md run. A test starts it. It is
+# not installed on this machine, whose udev would then act on the devices of tests.
+copy_udev() {
+  local folder=lib/x86_64-linux-gnu libraries=() programs=(bin/udevadm sbin/lvm sbin/mdadm) program
+  mapfile -t libraries < <(for program in "${programs[@]}"; do
+    "$1/$folder/ld-linux-x86-64.so.2" --library-path "$1/$folder:$1/usr/$folder" --list "$1/$program"
+  done | grep -oE "$1/[^ ]+" | sort -u)
+  mkdir -p "$2/$folder"
+  cp "${libraries[@]}" "$2/$folder"
+  (cd "$1" && cp --parents "${programs[@]}" lib/udev/rules.d/*.rules "$2")
+}
+
 # copy_modules PACKAGES ROOT: what is not built into the kernel, with what it depends on. Two are checksums that a btrfs can
-# be made with. Three are for LUKS with its default cipher, and the last three for a network
+# be made with. Three are for LUKS with its default cipher, one is for an array of one disk, and the last three for a network
 # and a disk.
 copy_modules() {
   local version module list=()
@@ -78,7 +92,7 @@ copy_modules() {
   busybox depmod -b "$1" "$version"
   cd "$1/lib/modules/$version"
   mkdir -p "$2/lib/modules/$version"
-  for module in fuse loop xfs btrfs xxhash_generic blake2b_generic dm_crypt xts aesni_intel virtio_pci virtio_net virtio_blk; do
+  for module in fuse loop xfs btrfs xxhash_generic blake2b_generic dm_crypt xts aesni_intel raid1 virtio_pci virtio_net virtio_blk; do
     read -ra list < <(grep "/${module//_/[_-]}.ko:" modules.dep | tr -d :)
     cp --parents "${list[@]}" "$2/lib/modules/$version"
   done

@@ -52,3 +52,4 @@ mod stuck_writer;
 mod takeover;
 mod trash;
 mod trim;
+mod udev;
