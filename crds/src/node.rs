@@ -126,7 +126,7 @@ pub struct PoolOwner {
 }
 
 /// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift`, `disks`,
-/// `transferKey` and `observedGeneration`; the operator writes `conditions`.
+/// `transferKey`, `encryption`, `udevRule` and `observedGeneration`; the operator writes `conditions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeStatus {
@@ -172,6 +172,9 @@ pub struct StorageNodeStatus {
     /// encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<NodeEncryption>,
+    /// Whether the host has Cistern's rule for udev.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udev_rule: Option<UdevRule>,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
     /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -187,6 +190,16 @@ pub struct NodeEncryption {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::LACK))]
     pub unavailable: Option<String>,
+}
+
+/// Whether the host has Cistern's rule for udev, which keeps it from the content of raw block volumes. Written by the
+/// agent; absent if the host does not run udev, so that it needs no rule, or if the agent cannot see that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UdevRule {
+    /// udev applies the rule.
+    Installed,
+    /// udev runs without the rule.
+    Missing,
 }
 
 impl StorageNode {

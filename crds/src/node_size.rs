@@ -152,8 +152,14 @@ fn length(text: Option<&String>) -> usize {
 mod tests {
     use super::*;
     use crate::{
-        bounds, condition::ConditionStatus, drift::LISTED, drift::OrphanIdentity,
-        health::PoolSeverity, node::NodeEncryption, time, volume::SourceKind,
+        bounds,
+        condition::ConditionStatus,
+        drift::LISTED,
+        drift::OrphanIdentity,
+        health::PoolSeverity,
+        node::{NodeEncryption, UdevRule},
+        time,
+        volume::SourceKind,
     };
     use chrono::DateTime;
     use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
@@ -277,6 +283,7 @@ mod tests {
             encryption: Some(NodeEncryption {
                 unavailable: Some(text(bounds::LACK)),
             }),
+            udev_rule: Some(UdevRule::Installed),
         }
     }
 

@@ -27,6 +27,7 @@ pub mod pool;
 pub mod snapshot;
 pub mod statistics;
 pub mod system;
+pub mod udev;
 
 mod allocation;
 mod attached;

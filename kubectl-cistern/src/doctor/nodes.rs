@@ -1,11 +1,11 @@
-//! Checks the kernels of nodes, and that their agents report. Pure.
+//! Checks the kernels of nodes, that their agents report, and that their hosts have the rule for udev. Pure.
 //!
 //! Supported filesystems are not checked: a Node does not list them. The agent detects them when it creates
 //! a pool or a volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::ConditionType;
+use cistern_crds::{ConditionType, StorageNode, node::UdevRule};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
@@ -14,13 +14,16 @@ use crate::condition_state::ConditionState;
 
 const KERNEL: &str = "kernel";
 const NODES: &str = "nodes";
+const UDEV: &str = "udev";
+/// Nodes that a message names at most.
+const NAMED: usize = 5;
 
 /// Oldest kernel with all required system calls: LOOP_CONFIGURE with a block size needs 5.8.
 const NEEDED: Version = Version(5, 8);
 /// Oldest kernel on which the tests run.
 const TESTED: Version = Version(6, 1);
 
-/// Checks the kernels of nodes with pools, and that their agents report.
+/// Checks the kernels of nodes with pools, that their agents report, and that their hosts have the rule for udev.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let (nodes, carriers) = match (&facts.nodes, &facts.storage_nodes) {
         (Ok(nodes), Ok(carriers)) => (nodes, carriers),
@@ -36,7 +39,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut silent = Vec::new();
     // The check of the objects names those that cannot be parsed.
-    for carrier in carriers.iter().filter_map(|it| it.0.as_ref().ok()) {
+    let readable = || carriers.iter().filter_map(|it| it.0.as_ref().ok());
+    for carrier in readable() {
         let conditions = carrier
             .status
             .as_ref()
@@ -62,7 +66,37 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         ),
     });
     checks.extend(kernels(&carrying));
+    checks.extend(udev_rule(readable()));
     checks
+}
+
+/// Checks the rule for udev; none if no node needs it.
+fn udev_rule<'a>(nodes: impl Iterator<Item = &'a StorageNode>) -> Option<Check> {
+    let (mut missing, mut installed) = (Vec::new(), 0);
+    for node in nodes {
+        match node.status.as_ref().and_then(|status| status.udev_rule) {
+            Some(UdevRule::Missing) => missing.push(node.name_any()),
+            Some(UdevRule::Installed) => installed += 1,
+            None => {}
+        }
+    }
+    let count = missing.len();
+    if count == 0 {
+        let message = format!("the rule for udev is installed on {installed}");
+        return (installed > 0).then(|| Check::ok(UDEV, message));
+    }
+    missing.truncate(NAMED);
+    if count > NAMED {
+        missing.push(format!("{} more", count - NAMED));
+    }
+    let names = missing.join(", ");
+    Some(Check::warn(
+        UDEV,
+        format!(
+            "{names} have no rule for udev: the host activates what pods write to raw block volumes"
+        ),
+        "install manifests/udev/12-cistern.rules there, as docs/udev.md says",
+    ))
 }
 
 fn kernels(nodes: &[&Node]) -> Vec<Check> {
@@ -112,6 +146,8 @@ fn judge(kernel: &str, nodes: &[String]) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::node::StorageNodeSpec;
+
     use super::*;
     use crate::doctor::report::CheckOutcome;
 
@@ -127,5 +163,38 @@ mod tests {
         assert_eq!(of("5.15.0-1"), CheckOutcome::Warn);
         assert_eq!(of("4.18.0-553.el8"), CheckOutcome::Fail);
         assert_eq!(of(""), CheckOutcome::Warn);
+    }
+
+    #[test]
+    fn a_node_with_udev_and_without_the_rule_is_a_warning_that_names_it() {
+        let node = |name: &str, rule: Option<UdevRule>| {
+            let mut node = StorageNode::new(name, StorageNodeSpec::default());
+            node.status.get_or_insert_default().udev_rule = rule;
+            node
+        };
+        let (installed, missing) = (Some(UdevRule::Installed), Some(UdevRule::Missing));
+        let of = |nodes: &[StorageNode]| udev_rule(nodes.iter());
+        assert_eq!(
+            of(&[
+                node("a", None),
+                StorageNode::new("b", StorageNodeSpec::default())
+            ]),
+            None
+        );
+        let good = of(&[node("a", installed), node("b", None)]).unwrap();
+        assert_eq!(good.outcome, CheckOutcome::Ok);
+        let bad = of(&[node("a", installed), node("b", missing), node("c", missing)]).unwrap();
+        assert_eq!(bad.outcome, CheckOutcome::Warn);
+        assert!(
+            bad.message.starts_with("b, c have no rule for udev"),
+            "{}",
+            bad.message
+        );
+        let many: Vec<_> = (1..8).map(|i| node(&format!("n{i}"), missing)).collect();
+        let many = of(&many).unwrap().message;
+        assert!(
+            many.starts_with("n1, n2, n3, n4, n5, 2 more have"),
+            "{many}"
+        );
     }
 }

@@ -11,7 +11,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use cistern_host::{Image, ImageRequest, Pool, mounting::Error};
+use cistern_host::{
+    Image, ImageRequest, Pool,
+    mounting::Error,
+    udev::{HostRule, host_rule},
+};
 use cistern_types::Bytes;
 use rustix::fs::{major, minor};
 
@@ -178,12 +182,11 @@ fn check(write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
         }
         must(pool.remove_image(&volume.image.uid));
     }
-    let link = PathBuf::from("/dev/cistern/udev-rule");
-    let handle = ["trigger", "--settle", "/dev/loop-control"];
-    for has_rule in [true, false] {
+    // The node plugin reports whether the host has the rule.
+    for (has_rule, seen) in [(true, HostRule::Installed), (false, HostRule::Missing)] {
         set_rule(has_rule);
-        run("udevadm", &handle);
-        assert_eq!(link.exists(), has_rule);
+        run("udevadm", &["trigger", "--settle", "/dev/loop-control"]);
+        assert_eq!(host_rule().unwrap(), seen);
     }
 }
 

@@ -14,9 +14,12 @@ use cistern_crds::{
     NodePool, NodePoolStatus, StorageNodeStatus,
     drift::{LISTED, Orphan},
     names::AGENT_MANAGER,
-    node::NodeEncryption,
+    node::{NodeEncryption, UdevRule},
 };
-use cistern_host::encryption;
+use cistern_host::{
+    encryption,
+    udev::{HostRule, host_rule},
+};
 use kube::ResourceExt as _;
 use tokio::time::{sleep, timeout};
 
@@ -105,6 +108,7 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
         encryption: Some(NodeEncryption {
             unavailable: encryption::availability().err().map(|why| why.to_string()),
         }),
+        udev_rule: udev_rule(),
         // They count towards the size of the object.
         conditions,
     };
@@ -134,6 +138,19 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
     }
     *agent.report.written.lock() = Some(report);
     Ok(())
+}
+
+/// Whether the host has the rule for udev; none if it needs none.
+fn udev_rule() -> Option<UdevRule> {
+    match host_rule() {
+        Ok(HostRule::Installed) => Some(UdevRule::Installed),
+        Ok(HostRule::Missing) => Some(UdevRule::Missing),
+        Ok(HostRule::NotNeeded) => None,
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "cannot see whether the host has the rule for udev");
+            None
+        }
+    }
 }
 
 fn pool_statuses(
