@@ -10,7 +10,6 @@ use crate::{
     attributes::VolumeAttributes,
     availability::Explanation,
     condition::{self, Condition, ConditionStatus},
-    has_image::HasImage as _,
     health::{self, VolumeProblem, VolumeSeverity},
     location::{self, FenceStatus, MoveTarget},
     reason::{ConditionType, Reason},
@@ -201,7 +200,7 @@ impl PoolVolume {
 
     /// How pods get the volume now. A raw block volume is a filesystem once its filesystem was adopted.
     pub fn access_type(&self) -> AccessType {
-        match self.filesystem() {
+        match self.made_filesystem() {
             Some(_) => AccessType::Filesystem,
             None => self.spec.access_type,
         }
@@ -209,8 +208,12 @@ impl PoolVolume {
 
     /// The type of the filesystem that the volume has, or gets; None for raw block volumes.
     pub fn filesystem_type(&self) -> Option<FilesystemType> {
-        let adopted = self.filesystem().map(|filesystem| filesystem.kind);
-        self.spec.filesystem.or(adopted)
+        let made = self.made_filesystem().map(|filesystem| filesystem.kind);
+        self.spec.filesystem.or(made)
+    }
+
+    fn made_filesystem(&self) -> Option<&FilesystemStatus> {
+        self.status.as_ref()?.filesystem.as_ref()
     }
 
     /// The source on another node whose data the volume waits for, and the name of the snapshot that is copied: the
@@ -218,8 +221,9 @@ impl PoolVolume {
     pub fn awaited_copy(&self) -> Option<(&ContentSource, &str)> {
         let source = self.spec.content_source.as_ref()?;
         let snapshot = source.copied_snapshot()?;
+        let status = self.status.as_ref()?;
         let awaits =
-            self.reserved().is_some() && self.size().is_none() && !self.spec.deletion_requested;
+            status.reserved.is_some() && status.size.is_none() && !self.spec.deletion_requested;
         awaits.then_some((source, snapshot))
     }
 

@@ -25,7 +25,7 @@ use cistern_node::{
     fsck,
     metadata::{Metadata, on_node::OnNode},
     mounting::Mounter,
-    transfers::Sending,
+    sending::Sending,
 };
 use cistern_proto::csi::v1::{
     controller_server::ControllerServer, group_controller_server::GroupControllerServer,

@@ -36,6 +36,7 @@ pub mod orphans;
 pub mod output;
 pub mod pools;
 pub mod replace_disk;
+pub mod screen;
 pub mod selector;
 pub mod snapshots;
 pub mod standby;
@@ -61,7 +62,8 @@ use self::{
     arguments::{Command, ListOutput},
     cluster::Cluster,
     issues::Severity,
-    output::{Format, Paint, Screen, Terminal, View, one_line},
+    output::{Format, Paint, Terminal, View, one_line},
+    screen::Screen,
 };
 
 /// Field manager of the plugin's writes.

@@ -33,7 +33,7 @@ const PASSES: [u64; 6] = [0, 70, 90, 92, 95, 100];
 pub enum Checking<'a> {
     /// Yes, and reports its progress.
     Now(Progress<'a>),
-    /// No. A filesystem that needs either fails with [`crate::image::Error::CheckNeeded`],
+    /// No. A filesystem that needs either fails with an error that says so,
     /// unchanged.
     Later,
     /// No. A filesystem that needs a check fails in the same way; one that should grow stays

@@ -6,34 +6,32 @@
 //! ```
 //!
 //! The key arrives when a volume is staged for the first time, so an image is made without a header and without a
-//! filesystem. Its identity says that it is [`EncryptionState::Unformatted`]; only then [`complete`] formats, and
+//! filesystem. Its identity says that it is [`EncryptionState::Unformatted`]; only then `image/encrypted/complete.rs` formats, and
 //! what it formats is a new file that replaces the image by one rename. cryptsetup(8) owns the format.
 //!
 //! *Invariants:* a key is in no argument, environment, file or message. Nothing in a file with a header is formatted
 //! again. A mapping without a mount goes away with the last process that has it open, except that of a raw block
 //! volume, which has no mount.
 
-mod attach;
-mod complete;
-mod header;
+pub(crate) mod header;
 mod key;
-mod luks;
+pub(crate) mod luks;
 mod mapping;
-mod own;
+mod unlock;
 
 use std::{io, path::Path};
 
-use cistern_types::{Bytes, Encryption, FilesystemType};
+use cistern_types::{Bytes, Encryption};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::{command, id::Uuid, image::Content};
+use crate::{command, id::Uuid};
 
-pub(crate) use self::mapping::{Lifetime, Mapping};
+pub(crate) use self::mapping::{Lifetime, Mapping, MappingOptions};
 pub use self::{
-    complete::Unlock,
     header::HeaderConflict,
     key::{InvalidKey, Key, Keys},
+    unlock::Unlock,
 };
 
 /// Exists if the kernel has device-mapper.
@@ -92,21 +90,5 @@ impl EncryptionState {
     /// Whether the image is completed when its volume is staged.
     pub fn is_incomplete(self) -> bool {
         self != Self::Complete
-    }
-
-    /// Returns what a clone of an image with this content has.
-    pub(crate) fn of_clone(self, content: Content) -> (Content, Self) {
-        let Content::Filesystem { filesystem, uuid } = content else {
-            let is_blank = self == Self::Unformatted;
-            return (content, if is_blank { self } else { Self::Complete });
-        };
-        let state = match (self, filesystem) {
-            // The kernel accepts two ext4 of one UUID.
-            (Self::Complete, FilesystemType::Ext4) => return (content, self),
-            (Self::Complete, FilesystemType::Xfs | FilesystemType::Btrfs) => Self::Cloned { uuid },
-            (Self::Unformatted | Self::Cloned { .. }, _) => self,
-        };
-        let uuid = Uuid::new_v4();
-        (Content::Filesystem { filesystem, uuid }, state)
     }
 }

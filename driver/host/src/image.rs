@@ -9,6 +9,7 @@
 mod adopt;
 mod clone;
 mod conflict;
+mod encrypted;
 mod error;
 mod grow;
 mod identity;

@@ -5,6 +5,7 @@
 //! agent    → custom resources, cistern-host
 //! mounting → agent (what is there), cistern-host (mounts)
 //! metadata → agent, cistern-host (extents)
+//! sending  → agent, metadata, cistern-host (copies)
 //! fsck     → custom resources, cistern-host (inventory)
 //! ```
 //!
@@ -20,7 +21,7 @@ pub mod image;
 pub mod locks;
 pub mod metadata;
 pub mod mounting;
-pub mod transfers;
+pub mod sending;
 pub mod usage;
 
 #[cfg(test)]

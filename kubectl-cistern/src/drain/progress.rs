@@ -17,9 +17,8 @@ use crate::{
     moving::{
         self,
         follow::{Followed, Goal, Outcome, Printed},
-        plan, requests, set,
+        plan, promotion, requests, set,
     },
-    standby,
 };
 
 /// A drain.
@@ -85,8 +84,8 @@ impl<'a> Drain<'a> {
             if !is_here || its_move.spec.cutover != Cutover::Never {
                 continue;
             }
-            if standby::is_promoted(its_move) {
-                let why = || standby::was_promoted(&name);
+            if promotion::is_promoted(its_move) {
+                let why = || promotion::was_promoted(&name);
                 self.staying.entry(name.clone()).or_insert_with(why);
             } else if self.copies.insert(name.clone()) {
                 let cutover = plan::of_standby(Some(self.flags.cutover.into()));

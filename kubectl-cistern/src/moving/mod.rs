@@ -9,6 +9,7 @@
 
 pub(crate) mod follow;
 pub(crate) mod plan;
+pub(crate) mod promotion;
 pub(crate) mod requests;
 pub(crate) mod set;
 
@@ -21,7 +22,7 @@ use self::{
     follow::{Followed, Goal},
     plan::Planned,
 };
-use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster, standby};
+use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster};
 
 /// Kinds that decide which volumes move together, and whether they have moved.
 const DECISIVE: [&str; 6] = [
@@ -215,8 +216,8 @@ fn not_undone(it: &VolumeMove) -> Option<String> {
             "volume {name} follows its disk, which cannot be undone"
         ));
     }
-    if standby::is_promoted(it) {
-        return Some(standby::was_promoted(&name));
+    if promotion::is_promoted(it) {
+        return Some(promotion::was_promoted(&name));
     }
     (it.spec.cutover == Cutover::Never).then(|| {
         format!(

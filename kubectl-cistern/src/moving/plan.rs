@@ -8,7 +8,8 @@ use cistern_crds::{
 use kube::ResourceExt as _;
 
 use super::follow::Followed;
-use crate::{cluster::Cluster, standby};
+use super::promotion::{is_promoted, was_promoted};
+use crate::cluster::Cluster;
 
 /// What is done for volumes that move together.
 #[derive(Debug, Default, PartialEq)]
@@ -143,8 +144,8 @@ fn conflict(found: &VolumeMove, to_node: Option<&str>) -> Option<String> {
             "a move of volume {name} is being undone: wait until it has ended"
         ));
     }
-    if standby::is_promoted(found) {
-        return Some(standby::was_promoted(&name));
+    if is_promoted(found) {
+        return Some(was_promoted(&name));
     }
     let (its, wanted) = (destination(found), to_node?);
     if its.as_deref() == Some(wanted) {

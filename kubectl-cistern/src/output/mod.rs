@@ -5,7 +5,6 @@
 
 pub mod bar;
 pub mod paint;
-pub mod screen;
 pub mod size;
 pub mod table;
 pub mod terminal;
@@ -17,7 +16,6 @@ use serde::Serialize;
 
 pub use self::{
     paint::{Paint, Style},
-    screen::Screen,
     size::human,
     table::{Cell, Table},
     terminal::{Terminal, one_line},

@@ -23,7 +23,9 @@ use crate::{
     moving::{
         Error, changed, complete,
         follow::{Followed, Goal, Printed, until_ended, waits},
-        named_together, plan, requests, set,
+        named_together, plan,
+        promotion::{is_promoted, was_promoted},
+        requests, set,
     },
 };
 
@@ -143,19 +145,6 @@ fn not_standby(it: &VolumeMove) -> Option<String> {
     }
     (it.spec.cutover != Cutover::Never)
         .then(|| format!("volume {name} moves to another node: wait until it has moved"))
-}
-
-/// Whether the copy of a VolumeMove has become the volume, or is about to.
-pub(crate) fn is_promoted(it: &VolumeMove) -> bool {
-    it.status.as_ref().is_some_and(|it| it.promoted.is_some())
-}
-
-/// What to do with the VolumeMove of a volume that was promoted.
-pub(crate) fn was_promoted(name: &str) -> String {
-    format!(
-        "the copy of volume {name} was promoted, and its former node keeps the image of before: \
-         `kubectl delete volumemove {name}` removes that image"
-    )
 }
 
 /// Removes the standby copies.

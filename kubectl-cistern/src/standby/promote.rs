@@ -22,7 +22,6 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use super::{is_promoted, was_promoted};
 use crate::{
     Connection, Printer, Verdict,
     age::age,
@@ -32,7 +31,9 @@ use crate::{
     moving::{
         Error, complete,
         follow::{Followed, Goal, until_ended},
-        named_together, requests, set,
+        named_together,
+        promotion::{is_promoted, was_promoted},
+        requests, set,
     },
     output::Terminal,
 };

@@ -24,6 +24,6 @@ pub enum HeaderConflict {
 }
 
 /// Whether a file begins with a header of LUKS2.
-pub(super) fn exists(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<bool> {
+pub(crate) fn exists(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(system.read(file, 0, MAGIC.len())? == MAGIC)
 }

@@ -32,7 +32,7 @@ impl Keys {
     }
 
     /// Returns the current key.
-    pub(super) fn current(&self) -> &Key {
+    pub(crate) fn current(&self) -> &Key {
         &self.current
     }
 

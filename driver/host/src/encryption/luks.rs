@@ -31,7 +31,7 @@ const BUSY: i32 = 5;
 const SECTOR: u64 = 512;
 
 /// Writes a header for this key to a device.
-pub(super) fn format(system: &dyn System, device: &Path, key: &Key) -> Result<(), Cause> {
+pub(crate) fn format(system: &dyn System, device: &Path, key: &Key) -> Result<(), Cause> {
     // A random key of 32 bytes needs no costly derivation, whose memory would count against the node plugin's limit.
     let command = cryptsetup("luksFormat")
         .arg("--batch-mode")

@@ -33,9 +33,9 @@ pub(crate) enum Lifetime {
 
 /// Options of a new mapping.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Options {
-    pub(super) discard: bool,
-    pub(super) lifetime: Lifetime,
+pub(crate) struct MappingOptions {
+    pub(crate) discard: bool,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Mapping {
@@ -87,12 +87,12 @@ impl Mapping {
 
     /// Maps the data of an image that has a header; none if no key is one of the image. The key before the current one
     /// opens it no longer.
-    pub(super) fn open(
+    pub(crate) fn open(
         system: &dyn System,
         bound: &Loop,
         image: &Uid,
         keys: &Keys,
-        options: Options,
+        options: MappingOptions,
     ) -> Result<Option<Self>, Cause> {
         let name = name(image);
         let open = |key: &Key| {

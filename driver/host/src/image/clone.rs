@@ -20,7 +20,7 @@ use cistern_types::{Bytes, FilesystemType};
 
 use super::{
     Content, Error, FilesystemConflict, Identity, IdentityConflict, ImageRequest, SourceImage,
-    failed, read::Reading, unfinished::Unfinished,
+    encrypted::of_clone, failed, read::Reading, unfinished::Unfinished,
 };
 use crate::{
     cause::Cause,
@@ -77,7 +77,7 @@ impl Pool {
             .map_err(failed("make the file larger", name))?;
         match (encryption, original) {
             (Some(state), _) => {
-                let (content, state) = state.of_clone(original);
+                let (content, state) = of_clone(state, original);
                 Ok((content, Some(state)))
             }
             (None, Content::Block) => Ok((original, None)),

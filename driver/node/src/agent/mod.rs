@@ -50,6 +50,7 @@ pub mod running;
 pub mod snapshot;
 mod state;
 pub mod tracker;
+pub mod transfers;
 pub mod volume;
 pub mod work;
 
@@ -63,7 +64,6 @@ use kube::Client;
 
 use self::desired::Watches;
 pub use self::state::Agent;
-use crate::transfers;
 
 /// Readiness gate: closed until the first lists have arrived and every pool was reconciled once.
 const AGENT: &str = "agent";

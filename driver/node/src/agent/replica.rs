@@ -37,9 +37,9 @@ use super::{
     work::{Error, Reconcile, Work},
 };
 use crate::{
+    agent::transfers::{self, NotCopied, Received, Wanted},
     blocking::on_host,
     image::{Difference, Image, ImageObject},
-    transfers::{self, NotCopied, Received, Wanted},
 };
 
 /// Interval at which the progress of a copy is reported.

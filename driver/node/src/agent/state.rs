@@ -24,7 +24,7 @@ use super::{
     report::Report,
     work::WorkQueues,
 };
-use crate::{locks::VolumeLocks, transfers::Transfers};
+use crate::{agent::transfers::Transfers, locks::VolumeLocks};
 
 /// The parts of the agent, each with one job. The Node service uses some of them.
 pub struct Agent {

@@ -29,9 +29,9 @@ use super::{
     work::{Error, Reconcile, Work},
 };
 use crate::{
+    agent::transfers::{self, NotCopied, Wanted},
     blocking::on_host,
     image,
-    transfers::{self, NotCopied, Wanted},
     usage::Volume,
 };
 

@@ -9,7 +9,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::labels::{name, of_volume};
 use crate::{
     agent::Agent,
-    transfers::{CopyState, Transfers},
+    agent::transfers::{CopyState, Transfers},
 };
 
 /// Registers the counters.

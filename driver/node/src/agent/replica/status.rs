@@ -8,7 +8,7 @@ use cistern_crds::{
 
 use crate::{
     agent::outcome::{self, apply_outcome},
-    transfers::{CopyProgress, finding},
+    agent::transfers::{CopyProgress, finding},
 };
 
 /// The outcome of a reconcile step of a replica.

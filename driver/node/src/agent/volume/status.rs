@@ -12,6 +12,7 @@ use self::conditions::{
     attributes_applied, checking, copying, expanded, healthy, limits_enforced, moving,
 };
 use crate::{
+    agent::transfers::CopyProgress,
     agent::{
         checks::CheckProgress,
         observations::Growth,
@@ -19,7 +20,6 @@ use crate::{
         progress::Progress,
     },
     image::Image,
-    transfers::CopyProgress,
 };
 
 /// The outcome of a reconcile step of a volume.

@@ -9,12 +9,12 @@ use cistern_crds::{
 
 use super::{Own, VolumeOutcome};
 use crate::{
+    agent::transfers,
     agent::{
         allocations,
         checks::{self, CheckProgress},
         observations::Growth,
     },
-    transfers,
 };
 
 /// The update of `Healthy` for an outcome. Making or finding the image is the first observation. From

@@ -7,11 +7,11 @@ use std::{
 
 use cistern_types::FilesystemType;
 
-use super::Unlock;
 use crate::{
     attached::{Attached, wait_until_detached},
     cause::Cause,
     check,
+    encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, failed},
     pool::Pool,

@@ -1,7 +1,7 @@
 //! Copies of snapshots, and of volumes that move, between nodes.
 //!
 //! ```text
-//! ImageTransfer (sourceNode: this node) ─▶ grants ─▶ sending, which other nodes ask
+//! ImageTransfer (sourceNode: this node) ─▶ grants ─▶ what other nodes are sent (`sending.rs`)
 //! PoolVolume whose snapshot is on another node, PoolReplica of a volume that moves here
 //!   ─▶ its reconcile ─▶ receiving ─▶ a copy in the pool
 //! ```
@@ -13,7 +13,6 @@ mod copies;
 mod grants;
 mod receiving;
 mod route;
-mod sending;
 mod wanted;
 
 use std::{fmt, time::Duration};
@@ -28,7 +27,6 @@ pub use self::{
     grants::Grants,
     receiving::{Received, receive},
     route::NotCopied,
-    sending::Sending,
     wanted::Wanted,
 };
 pub(crate) use grants::run;

@@ -2,8 +2,11 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use super::{Format, Paint, Terminal, View, render};
-use crate::{Error, arguments::ListOutput};
+use crate::{
+    Error,
+    arguments::ListOutput,
+    output::{Format, Paint, Terminal, View, render},
+};
 
 /// Standard output of a command that may show its view again.
 #[derive(Debug)]

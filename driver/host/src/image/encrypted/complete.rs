@@ -16,17 +16,16 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, ExtentSize, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, MkfsOptions, Provisioning};
 
-use super::{
-    EncryptionState, HeaderConflict, Keys, luks,
-    mapping::{Lifetime, Mapping, Options},
-    own::Renewal,
-};
+use super::own::Renewal;
 use crate::{
     allocation,
     attached::{Attached, wait_until_detached},
     cause::Cause,
+    encryption::{
+        EncryptionState, HeaderConflict, Lifetime, Mapping, MappingOptions, Unlock, luks,
+    },
     id::Uid,
     image::{
         Content, Error, Identity, Image, describe, failed, make::verify_made, read::written_bytes,
@@ -37,19 +36,6 @@ use crate::{
     progress,
     system::System,
 };
-
-/// What opens an encrypted volume, and completes it when it is staged for the first time.
-#[derive(Clone, Copy, Debug)]
-pub struct Unlock<'a> {
-    /// The keys of its Secret.
-    pub keys: &'a Keys,
-    /// Whether discards inside the volume free space of the pool. They show which blocks are unused.
-    pub discard: bool,
-    /// Options for mkfs.
-    pub mkfs_options: &'a MkfsOptions,
-    /// The extent size hint of the image; none for the default of the kernel.
-    pub extent_size: Option<ExtentSize>,
-}
 
 impl Pool {
     /// Completes an encrypted image that is not complete. Does nothing for a complete one, also if it is in use. Fails if
@@ -158,7 +144,7 @@ impl Pool {
         let system = &*self.system;
         wait_until_detached(system, made, uid)?;
         let bound = loopdev::bind(system, made)?;
-        let options = Options {
+        let options = MappingOptions {
             discard: unlock.discard,
             lifetime: Lifetime::WhileUsed,
         };

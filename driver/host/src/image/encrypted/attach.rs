@@ -2,14 +2,10 @@
 
 use std::{io, os::fd::BorrowedFd};
 
-use super::{
-    Unlock,
-    header::{self, HeaderConflict},
-    mapping::{Lifetime, Mapping, Options},
-};
 use crate::{
     attached::Attached,
     cause::Cause,
+    encryption::{HeaderConflict, Lifetime, Mapping, MappingOptions, Unlock, header},
     id::Uid,
     image::{Error, failed},
     loopdev::{self, Loop},
@@ -58,7 +54,7 @@ impl Pool {
             None => loopdev::bind(system, file),
         };
         let bound = bound.map_err(failed("bind the file", uid))?;
-        let options = Options {
+        let options = MappingOptions {
             discard: unlock.discard,
             lifetime,
         };
