@@ -383,7 +383,8 @@ fn a_thick_encrypted_volume_is_allocated_in_full_once_it_is_complete() {
     let pool = open_new(&machine);
     let wanted = encrypted(&machine, "a", FilesystemType::Ext4, Provisioning::Thick);
     let image = must(pool.create_image(&wanted));
-    assert_eq!(allocated(&image_path(&machine, &image.uid)), 0);
+    // The identity takes a block where it is too long for the inode.
+    assert!(allocated(&image_path(&machine, &image.uid)) <= 4096);
     let staging = machine.staging("a");
     must(stage(&pool, &image, &keys(b'a'), &staging));
     must(pool.reallocate(&image.uid));
