@@ -16,6 +16,7 @@ use std::{
     },
     path::Path,
     process::{Child, ExitStatus, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -81,6 +82,9 @@ pub struct Command {
     operands: Vec<OsString>,
     deadline: Duration,
     limits: Option<Limits>,
+    is_killed: bool,
+    /// Bytes of its standard output that are kept.
+    output_limit: u64,
 }
 
 /// Exit status and output of a tool that exited.
@@ -90,7 +94,7 @@ pub struct Output {
     pub exit: Option<i32>,
     /// The signal that killed it; none otherwise.
     pub signal: Option<i32>,
-    /// Standard output, truncated at 64 KiB.
+    /// Standard output, truncated at 64 KiB unless the command has another limit.
     pub stdout: String,
     /// Standard error, truncated at 64 KiB.
     pub stderr: String,
@@ -124,6 +128,14 @@ pub enum Error {
         /// Program and arguments.
         command: String,
         /// Deadline of the tool.
+        deadline: Duration,
+    },
+    /// It takes long, and is left to end by itself.
+    #[error("{command} still runs after {deadline:?}, and is not interrupted")]
+    StillRuns {
+        /// Program and arguments.
+        command: String,
+        /// How long it was waited for.
         deadline: Duration,
     },
 }
@@ -171,7 +183,23 @@ impl Command {
             operands: Vec::new(),
             deadline,
             limits: None,
+            is_killed: true,
+            output_limit: OUTPUT_LIMIT,
         }
+    }
+
+    /// Leaves the tool to itself when its deadline passes, instead of killing it.
+    #[must_use]
+    pub(crate) fn never_killed(mut self) -> Self {
+        self.is_killed = false;
+        self
+    }
+
+    /// Sets how much of the standard output is kept.
+    #[must_use]
+    pub(crate) fn keeping(mut self, output: Bytes) -> Self {
+        self.output_limit = output.0;
+        self
     }
 
     /// Sets resource limits.
@@ -213,12 +241,16 @@ impl Command {
         let mut stderr = Stderr::new(pipe, watch);
         let ended = wait(&mut child, self.deadline, Some(&mut stderr));
         let Some(status) = ended.map_err(|e| self.not_started(e))? else {
-            return Err(self.kill(&mut child));
+            return Err(if self.is_killed {
+                self.kill(&mut child)
+            } else {
+                self.leave(child)
+            });
         };
         Ok(Output {
             exit: status.code(),
             signal: status.signal(),
-            stdout: read(&mut stdout).map_err(|e| self.not_started(e))?,
+            stdout: read(&mut stdout, self.output_limit).map_err(|e| self.not_started(e))?,
             stderr: stderr.finish(),
         })
     }
@@ -278,6 +310,19 @@ impl Command {
             tracing::warn!(command = %self, pid = child.id(), "a killed tool does not exit");
         }
         Error::Deadline {
+            command: self.to_string(),
+            deadline: self.deadline,
+        }
+    }
+
+    /// Lets a tool end by itself, and waits for it in a thread so that it does not stay a zombie.
+    fn leave(&self, mut child: Child) -> Error {
+        let pid = child.id();
+        let wait = move || _ = child.wait();
+        if let Err(error) = thread::Builder::new().name("tool".to_owned()).spawn(wait) {
+            tracing::warn!(command = %self, pid, %error, "nothing waits for a tool that still runs");
+        }
+        Error::StillRuns {
             command: self.to_string(),
             deadline: self.deadline,
         }
@@ -353,10 +398,10 @@ fn is_ready(
         .is_some_and(|event| !event.revents().is_empty()))
 }
 
-fn read(file: &mut File) -> io::Result<String> {
+fn read(file: &mut File, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
-    file.take(OUTPUT_LIMIT).read_to_end(&mut bytes)?;
+    file.take(limit).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -365,6 +410,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::patience::until_within;
 
     const SOON: Duration = Duration::from_secs(20);
 
@@ -398,6 +444,30 @@ mod tests {
             .unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         assert!(begin.elapsed() < SOON);
+    }
+
+    #[test]
+    fn a_tool_that_must_not_be_killed_ends_by_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ended");
+        let script = format!("sleep 1; touch {}", file.display());
+        let error = Command::new("sh", Duration::from_millis(50))
+            .option("-c", script)
+            .never_killed()
+            .run(None, &|_| false)
+            .unwrap_err();
+        assert!(matches!(error, Error::StillRuns { .. }), "{error}");
+        assert!(until_within(SOON, || file.exists(), |exists| *exists));
+    }
+
+    #[test]
+    fn no_more_output_is_kept_than_the_command_has_room_for() {
+        let echo = Command::new("echo", SOON).arg("-n").operand("text");
+        let kept = |limit| {
+            let output = echo.clone().keeping(Bytes(limit)).run(None, &|_| false);
+            output.unwrap().stdout
+        };
+        assert_eq!((kept(4).as_str(), kept(64).as_str()), ("-- t", "-- text"));
     }
 
     #[test]

@@ -18,8 +18,8 @@ mod write_back;
 pub(crate) use self::{
     devices::{
         LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, block_device_set_read_only,
-        block_device_size, loop_add, loop_clear, loop_configure, loop_free, loop_set_capacity,
-        loop_set_status, loop_status,
+        block_device_size, block_device_zero, loop_add, loop_clear, loop_configure, loop_free,
+        loop_set_capacity, loop_set_status, loop_status,
     },
     extents::{
         EXTENT_DATA_ENCRYPTED, EXTENT_DATA_INLINE, EXTENT_DATA_TAIL, EXTENT_DELALLOC,

@@ -20,6 +20,7 @@ pub mod image;
 pub mod inventory;
 pub mod io_counters;
 pub mod io_limits;
+pub mod logical;
 pub mod loopdev;
 pub mod mounting;
 pub mod options;

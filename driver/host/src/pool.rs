@@ -17,6 +17,7 @@ mod extent_cost;
 pub(crate) mod file;
 mod filesystem;
 mod folder;
+mod group;
 mod home;
 mod host;
 mod inspection;
@@ -43,11 +44,12 @@ pub use self::{
     candidate::{Candidate, Unusable},
     conflict::{Conflict, DirectoryFault, HostFault, NotMounted},
     error::Error,
+    group::{GroupError, Unfit},
     owner::{ForeignMarker, Owner},
     replaced::ReplacedDisk,
     resize::{PoolFile, Shortage},
 };
-pub(crate) use self::{broken::has_shut_down, error::failed};
+pub(crate) use self::{broken::has_shut_down, error::failed, layers::own_file};
 use self::{extent_cost::ExtentCost, folder::Folder, marker::Marker};
 use crate::{
     id::{Uid, Uuid},

@@ -23,7 +23,9 @@ pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 #[cfg(feature = "faults")]
 pub use self::fail_at::{FailAt, Fault};
 pub use self::{
-    devices::{BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus},
+    devices::{
+        BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus, MappedDevice,
+    },
     disk::Disk,
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},
     filesystems::{Filesystems, Parameter, XfsGeometry},
@@ -32,7 +34,7 @@ pub use self::{
     mountinfo::Mount,
 };
 pub(crate) use self::{
-    devices::{MAPPING, node_number},
+    devices::{MAPPING, MAPPING_UUID, node_number},
     holder::named,
     linux::is_damage,
 };

@@ -166,9 +166,9 @@ impl Error {
                 image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
                 image::Error::InUse { .. } => Reason::InUse,
                 image::Error::Moving { .. } | image::Error::NotClosing { .. } => Reason::Moving,
-                image::Error::NoSpace { .. } | image::Error::Failed { .. } => {
-                    Reason::ProvisioningFailed
-                }
+                image::Error::Unsupported { .. }
+                | image::Error::NoSpace { .. }
+                | image::Error::Failed { .. } => Reason::ProvisioningFailed,
             },
         }
     }
@@ -178,7 +178,7 @@ impl Error {
         match self {
             Self::Snapshot(snapshot::Error::FreezeFailed { uid, .. }) => Some(uid),
             Self::Image(error) | Self::Snapshot(snapshot::Error::Image(error)) => match error {
-                image::Error::Pool(_) => None,
+                image::Error::Pool(_) | image::Error::Unsupported { .. } => None,
                 image::Error::Missing { uid, .. }
                 | image::Error::SourceMissing { uid, .. }
                 | image::Error::TooManyExtents { uid, .. }

@@ -118,7 +118,8 @@ impl From<pool::Error> for PoolTrouble {
             | Error::DirectoryNotAllowed { .. }
             | Error::DirectoryUnusable { .. }
             | Error::ImagesRemain { .. }
-            | Error::InUse { .. } => Self::Failed {
+            | Error::InUse { .. }
+            | Error::Group(_) => Self::Failed {
                 operation: "verify the pool".to_owned(),
                 error: error.to_string(),
             },

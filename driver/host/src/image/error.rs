@@ -11,7 +11,7 @@ use crate::{
     encryption::HeaderConflict,
     id::Uid,
     pool,
-    system::{Holder, named},
+    system::{DeviceNumber, Holder, named},
 };
 
 /// Why an operation on an image failed.
@@ -166,6 +166,16 @@ pub enum Error {
         /// UID of the move.
         by: Uid,
     },
+    /// The pool makes no such volume.
+    #[error(
+        "pool {pool} is a volume group of LVM, which has no place for {what}: a pool of another kind has"
+    )]
+    Unsupported {
+        /// What was requested.
+        what: &'static str,
+        /// Name of the StoragePool.
+        pool: String,
+    },
     /// The pool's filesystem is full.
     #[error("pool {pool} has no space left for image {uid}")]
     NoSpace {
@@ -190,6 +200,12 @@ pub enum Error {
     },
 }
 
+impl From<pool::GroupError> for Error {
+    fn from(error: pool::GroupError) -> Self {
+        Self::Pool(error.into())
+    }
+}
+
 /// How an image is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageUse {
@@ -200,6 +216,12 @@ pub enum ImageUse {
         device: u32,
         /// Devices that something on the node has made of the content of the volume.
         holders: Vec<Holder>,
+    },
+    /// It is a logical volume whose device is open: it is mounted, or a pod uses it.
+    #[error("used as block device {device}")]
+    Mapped {
+        /// Number of its device.
+        device: DeviceNumber,
     },
     /// A snapshot, a clone, a check or a transfer to another node is reading it.
     #[error("read or checked")]

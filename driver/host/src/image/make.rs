@@ -104,7 +104,7 @@ pub(crate) fn verify_made(
 }
 
 /// Describes how an image differs from a request; none when it matches.
-pub(super) fn disagreement(
+pub(crate) fn disagreement(
     image: &Image,
     request: &ImageRequest,
     pool_uuid: Uuid,

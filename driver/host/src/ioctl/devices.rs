@@ -17,6 +17,8 @@ const LOOP_CTL_ADD: Opcode = 0x4C80;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 // linux/fs.h: _IO(0x12, 93) and _IOR(0x12, 114, size_t)
 const BLKROSET: Opcode = ioctl::opcode::none(0x12, 93);
+// linux/fs.h: _IO(0x12, 127)
+const BLKZEROOUT: Opcode = ioctl::opcode::none(0x12, 127);
 const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
 
 /// The device cannot be written to.
@@ -151,6 +153,12 @@ pub(crate) fn block_device_set_read_only(
     Ok(unsafe { ioctl::ioctl(device, Setter::<BLKROSET, i32>::new(read_only.into())) }?)
 }
 
+/// Writes zeros to a range of a block device, given by its start and length in bytes.
+pub(crate) fn block_device_zero(device: BorrowedFd<'_>, range: [u64; 2]) -> io::Result<()> {
+    // SAFETY: BLKZEROOUT reads two u64.
+    Ok(unsafe { ioctl::ioctl(device, Setter::<BLKZEROOUT, [u64; 2]>::new(range)) }?)
+}
+
 /// Updates the size of a loop device to that of its file.
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
@@ -182,5 +190,6 @@ mod tests {
     fn the_ioctl_numbers_match_the_kernel() {
         assert_eq!(BLKROSET, 0x125d);
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
+        assert_eq!(BLKZEROOUT, 0x127f);
     }
 }

@@ -5,8 +5,8 @@ use std::{fmt, path::PathBuf};
 use cistern_types::Bytes;
 
 use super::{
-    Broken, Candidate, Conflict, DirectoryFault, ForeignMarker, HostFault, NotMounted, Unusable,
-    known::join,
+    Broken, Candidate, Conflict, DirectoryFault, ForeignMarker, GroupError, HostFault, NotMounted,
+    Unusable, known::join,
 };
 use crate::{cause::Cause, id::Uid};
 
@@ -27,6 +27,9 @@ pub enum Error {
         /// How it differs from the pool.
         why: Conflict,
     },
+    /// The pool is a volume group that cannot be used.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// The pool belongs to another node, which may be using it.
     #[error(
         "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .foreign.owner

@@ -50,7 +50,7 @@ pub(super) fn objection(
 
 /// The file of Cistern that a loop device is bound to: one in a pool, whose content a user of a volume
 /// controls, or one that a pool is in.
-pub(super) fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
+pub(crate) fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
     let Some(number) = number.as_loop() else {
         return Ok(None);
     };

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt, io,
+    ops::Range,
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
 };
@@ -13,7 +14,7 @@ use super::{Disk, FileId, Holder};
 pub(crate) const MAPPING: &str = "cistern-";
 /// How the UUID of every mapping of an encrypted device begins (cryptsetup). A logical volume of a group `cistern` has
 /// the name of a mapping of Cistern, and another UUID.
-pub(super) const MAPPING_UUID: &str = "CRYPT-LUKS2-";
+pub(crate) const MAPPING_UUID: &str = "CRYPT-LUKS2-";
 
 /// Major and minor number of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,6 +99,15 @@ pub struct IoCounters {
     pub written_bytes: u64,
 }
 
+/// A device of device-mapper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedDevice {
+    /// Its number.
+    pub number: DeviceNumber,
+    /// Its UUID, which says what made it: `LVM-` and 64 letters for a logical volume. Few devices have none.
+    pub uuid: Option<String>,
+}
+
 /// Queue settings of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopSettings {
@@ -127,6 +137,11 @@ pub trait Devices {
     fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf>;
     /// Returns the size of a block device in bytes.
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64>;
+    /// Writes zeros to a range of a block device, or lets its disk do so. What is not written yet is not on the disk
+    /// before a sync.
+    fn zero(&self, device: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()>;
+    /// Lists the devices of device-mapper, without those that are being removed. Opens none.
+    fn mapped_devices(&self) -> io::Result<Vec<MappedDevice>>;
     /// Makes a block device read-only, or writable again, for all its users. A loop device keeps
     /// the flag when it is bound to another file.
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()>;

@@ -21,8 +21,8 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
     Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, Holder, IoCounters,
-    LoopSettings, LoopStatus, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System,
-    XfsGeometry,
+    LoopSettings, LoopStatus, MappedDevice, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat,
+    System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -246,6 +246,14 @@ impl Devices for FailAt {
 
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64> {
         self.next()?.device_size(device)
+    }
+
+    fn zero(&self, device: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
+        self.next()?.zero(device, range)
+    }
+
+    fn mapped_devices(&self) -> io::Result<Vec<MappedDevice>> {
+        self.next()?.mapped_devices()
     }
 
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {

@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    BoundLoop, DeviceNumber, Holder, IoCounters, LoopSettings, MappingName,
+    BoundLoop, DeviceNumber, Holder, IoCounters, LoopSettings, MappedDevice, MappingName,
     devices::{MAPPING, MAPPING_UUID},
 };
 use crate::id::Uuid;
@@ -283,6 +283,26 @@ pub(super) fn beneath(device: DeviceNumber) -> io::Result<DeviceNumber> {
     let mut under = names(&format!("{folder}/slaves"))?.into_iter();
     let number = under.find_map(|name| name.strip_prefix("loop")?.parse().ok());
     Ok(number.map_or(device, DeviceNumber::of_loop))
+}
+
+/// Lists the devices of device-mapper, without those that are being removed.
+pub(super) fn mapped_devices() -> io::Result<Vec<MappedDevice>> {
+    let mut devices = Vec::new();
+    for name in names("/sys/block")? {
+        if name.starts_with("dm-") {
+            devices.extend(mapped_device(&format!("/sys/block/{name}"))?);
+        }
+    }
+    Ok(devices)
+}
+
+fn mapped_device(folder: &str) -> io::Result<Option<MappedDevice>> {
+    let Some(MappingName { uuid, .. }) = mapping_name(folder)? else {
+        return Ok(None);
+    };
+    let number = text(&format!("{folder}/dev"))?;
+    let number = number.and_then(|number| DeviceNumber::parse(&number));
+    Ok(number.map(|number| MappedDevice { number, uuid }))
 }
 
 /// Whether a device is a mapping of Cistern, which is not being removed.

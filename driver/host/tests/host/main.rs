@@ -37,6 +37,7 @@ mod inventory;
 mod io_limits;
 mod isolation;
 mod ledger;
+mod logical;
 mod moment;
 mod mounting;
 mod moved;

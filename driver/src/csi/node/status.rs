@@ -105,7 +105,8 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::TooLargeToCheck { .. }
             | image::Error::InUse { .. }
             | image::Error::Moving { .. }
-            | image::Error::NotClosing { .. } => Code::FailedPrecondition,
+            | image::Error::NotClosing { .. }
+            | image::Error::Unsupported { .. } => Code::FailedPrecondition,
             // GEN-07.
             image::Error::KeyNeeded { .. } | image::Error::WrongKey { .. } => Code::Unauthenticated,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,

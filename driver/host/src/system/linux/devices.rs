@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs, io,
+    ops::Range,
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
@@ -12,7 +13,7 @@ use rustix::{fs::OFlags, io::Errno};
 use super::{
     super::{
         BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, Holder, IoCounters,
-        LoopSettings, LoopStatus, disk, sysfs,
+        LoopSettings, LoopStatus, MappedDevice, disk, sysfs,
     },
     Linux,
 };
@@ -41,6 +42,14 @@ impl Devices for Linux {
 
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64> {
         ioctl::block_device_size(device)
+    }
+
+    fn zero(&self, device: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
+        ioctl::block_device_zero(device, [range.start, range.end.saturating_sub(range.start)])
+    }
+
+    fn mapped_devices(&self) -> io::Result<Vec<MappedDevice>> {
+        sysfs::mapped_devices()
     }
 
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {

@@ -9,7 +9,7 @@ use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
     Expectation, Pool, Root, image,
-    pool::{self, Broken},
+    pool::{self, Broken, GroupError},
 };
 
 use super::{
@@ -171,9 +171,12 @@ impl Error {
             Self::Declaration(Undeclared::InvalidSpec(_)) => Reason::InvalidSpec,
             Self::Declaration(Undeclared::Disks(_)) | Self::Images(_) => Reason::PoolFailed,
             Self::Pool(error) => match error {
-                pool::Error::BackingMissing { .. } => Reason::BackingMissing,
-                pool::Error::BackingConflict { .. } => Reason::BackingConflict,
-                pool::Error::Ambiguous { .. } => Reason::IdentityConflict,
+                pool::Error::BackingMissing { .. }
+                | pool::Error::Group(GroupError::Missing { .. }) => Reason::BackingMissing,
+                pool::Error::BackingConflict { .. }
+                | pool::Error::Group(GroupError::Unfit { .. }) => Reason::BackingConflict,
+                pool::Error::Ambiguous { .. }
+                | pool::Error::Group(GroupError::Ambiguous { .. }) => Reason::IdentityConflict,
                 pool::Error::OtherNode { .. } => Reason::BelongsToOtherNode,
                 pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
                 pool::Error::NotMounted { .. } => Reason::NotMounted,
@@ -192,7 +195,9 @@ impl Error {
                 pool::Error::DirectoryNotAllowed { .. } => Reason::DirectoryNotAllowed,
                 pool::Error::DirectoryUnusable { .. } => Reason::DirectoryUnusable,
                 pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
-                pool::Error::Failed { .. } => Reason::PoolFailed,
+                pool::Error::Failed { .. } | pool::Error::Group(GroupError::Failed { .. }) => {
+                    Reason::PoolFailed
+                }
             },
         }
     }

@@ -1,0 +1,196 @@
+//! Making a volume: its logical volume, zeros on all of it, and its filesystem.
+
+use std::{io, ops::Range, os::fd::AsFd as _};
+
+use cistern_types::Bytes;
+
+use super::{
+    State, VolumeGroup, tags,
+    volume::{Device, LogicalVolume},
+};
+use crate::{
+    cause::Cause,
+    id::Uuid,
+    image::{
+        Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, failed,
+        make::{disagreement, verify_made},
+    },
+    mkfs,
+    progress::{Progress, percent},
+    system::{OFlags, System},
+};
+
+/// How much is zeroed between two reports of the progress.
+const ZEROED_AT_ONCE: u64 = 64 << 20;
+
+impl VolumeGroup {
+    /// Creates a volume, whole or not at all. Returns an existing one that matches the request. Every byte of a new one
+    /// reads zero, whatever was on the disks before, so this takes as long as writing the volume once, unless the disks
+    /// can zero by themselves. Continues what an interrupted call has begun. Fails if an existing volume does not match,
+    /// for what only an image can be (thin, encrypted, a copy), and if the group lacks space.
+    pub fn create(&self, request: &ImageRequest, progress: Progress<'_>) -> Result<Image, Error> {
+        let uid = &request.uid;
+        self.refuse_unsupported(request)?;
+        self.check().map_err(Error::from)?;
+        match self.find(uid)? {
+            Some(volume) if volume.state == State::Made => {}
+            Some(volume) if volume.is_open => return Err(self.in_use(&volume)),
+            Some(volume) => {
+                self.verify(&volume.clone().into_image(), request)?;
+                self.complete(&volume, request, progress)?;
+            }
+            None => {
+                self.allocate(request)?;
+                let volume = self.find(uid)?.ok_or_else(|| self.missing(uid))?;
+                self.complete(&volume, request, progress)?;
+            }
+        }
+        let image = self.volume(uid).map_err(Error::from)?;
+        let image = image.ok_or_else(|| self.missing(uid))?;
+        self.verify(&image, request)?;
+        Ok(image)
+    }
+
+    fn refuse_unsupported(&self, request: &ImageRequest) -> Result<(), Error> {
+        use cistern_types::Provisioning::Thick;
+        let what = if request.source.is_some() {
+            "a copy of another volume"
+        } else if request.encryption.is_some() {
+            "an encrypted volume"
+        } else if request.provisioning != Thick {
+            "a thin volume"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Unsupported {
+            what,
+            pool: self.to_string(),
+        })
+    }
+
+    /// Makes the logical volume, whose tags say that it is not whole.
+    fn allocate(&self, request: &ImageRequest) -> Result<(), Error> {
+        let uid = &request.uid;
+        let content = match request.filesystem {
+            None => Content::Block,
+            Some(filesystem) => Content::Filesystem {
+                filesystem,
+                uuid: Uuid::new_v4(),
+            },
+        };
+        let identity = Identity {
+            owner: Owner::Volume(request.volume.clone()),
+            uid: uid.clone(),
+            pool_uuid: self.pool_uuid,
+            size: request.size,
+            content,
+            provisioning: request.provisioning,
+            source: None,
+            encryption: None,
+        };
+        let tags = tags::of_volume(&identity).map_err(failed("describe the volume", uid))?;
+        let command = self.lvm.command("lvcreate").arg("--yes");
+        // LVM neither clears the beginning nor looks for signatures: all of it is zeroed next.
+        let command = command
+            .option("--wipesignatures", "n")
+            .option("--zero", "n");
+        let mut command = command
+            .option("--setautoactivation", "n")
+            .option("--extents", self.extents(request.size).to_string())
+            .option("--name", format!("{}{uid}", super::PREFIX));
+        for tag in tags {
+            command = command.option("--addtag", tag);
+        }
+        let made = self.lvm.run(&*self.system, &command.operand(&self.name));
+        made.map(drop)
+            .map_err(|source| self.no_space_or("make the logical volume", request, source))
+    }
+
+    /// Makes a logical volume whole. Its content is not known: an interrupted call may have begun.
+    fn complete(
+        &self,
+        volume: &LogicalVolume,
+        request: &ImageRequest,
+        progress: Progress<'_>,
+    ) -> Result<(), Error> {
+        let (system, uid) = (&*self.system, &request.uid);
+        let identity = volume
+            .identity
+            .as_ref()
+            .ok_or_else(|| Error::IdentityConflict {
+                uid: uid.clone(),
+                why: IdentityConflict::NoIdentity,
+            })?;
+        let make = || -> Result<(), Cause> {
+            let device = self.open_device(volume, OFlags::RDWR)?;
+            zero(system, &device, &(0..volume.size.0), progress)?;
+            if let Content::Filesystem { filesystem, uuid } = identity.content {
+                mkfs::mapping(
+                    system,
+                    device.as_fd(),
+                    filesystem,
+                    uuid,
+                    &request.mkfs_options,
+                )?;
+                verify_made(system, device.as_fd(), (filesystem, uuid), volume.size)?;
+            }
+            system.sync(device.as_fd())?;
+            let command = self.lvm.command("lvchange");
+            let command = command.option("--deltag", State::Making.tag());
+            let command = command.option("--addtag", State::Made.tag());
+            self.lvm.run(system, &command.operand(self.path_of(uid)))?;
+            Ok(())
+        };
+        make().map_err(failed("make the content", uid))
+    }
+
+    /// Fails if a volume is not the requested one.
+    fn verify(&self, image: &Image, request: &ImageRequest) -> Result<(), Error> {
+        let differs = disagreement(image, request, self.pool_uuid);
+        differs.map_or(Ok(()), |why| {
+            let uid = request.uid.clone();
+            Err(Error::IdentityConflict { uid, why })
+        })
+    }
+
+    /// [`Error::NoSpace`] if the group lacks the space for a request, or else [`Error::Failed`].
+    fn no_space_or(&self, operation: &'static str, request: &ImageRequest, source: Cause) -> Error {
+        self.no_space_for(&request.uid, request.size, operation, source)
+    }
+
+    /// [`Error::NoSpace`] if the group has less than this free, or else [`Error::Failed`].
+    pub(super) fn no_space_for(
+        &self,
+        uid: &crate::Uid,
+        size: Bytes,
+        operation: &'static str,
+        source: Cause,
+    ) -> Error {
+        let free = self.statistics().map(|statistics| statistics.available);
+        if free.is_ok_and(|free| self.extents(free) < self.extents(size)) {
+            let (uid, pool) = (uid.clone(), self.to_string());
+            return Error::NoSpace { uid, pool, source };
+        }
+        failed(operation, uid)(source)
+    }
+}
+
+/// Zeroes a range of a device. The caller syncs it.
+pub(super) fn zero(
+    system: &dyn System,
+    device: &Device,
+    range: &Range<u64>,
+    progress: Progress<'_>,
+) -> io::Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let end = at.saturating_add(ZEROED_AT_ONCE).min(range.end);
+        system.zero(device.as_fd(), &(at..end))?;
+        progress(percent(
+            end.saturating_sub(range.start),
+            range.end.saturating_sub(range.start),
+        ));
+        at = end;
+    }
+    Ok(())
+}

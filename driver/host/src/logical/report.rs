@@ -1,0 +1,109 @@
+//! What LVM's commands print as JSON.
+
+use std::{collections::BTreeMap, io, str::FromStr};
+
+use serde::{Deserialize, de::DeserializeOwned};
+
+/// One kind of row of a report.
+pub(super) trait Report: DeserializeOwned {
+    /// The command that lists such rows.
+    const VERB: &'static str;
+    /// The fields of a row.
+    const FIELDS: &'static str;
+    /// The name of the list.
+    const LIST: &'static str;
+}
+
+/// A volume group. All numbers are text, and sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct GroupRow {
+    #[serde(rename = "vg_extent_size")]
+    pub(super) extent_size: String,
+    #[serde(rename = "vg_extent_count")]
+    pub(super) extent_count: String,
+    #[serde(rename = "vg_free_count")]
+    pub(super) free_count: String,
+    /// Room for metadata.
+    #[serde(rename = "vg_mda_free")]
+    pub(super) mda_free: String,
+    #[serde(rename = "vg_tags")]
+    pub(super) tags: String,
+    #[serde(rename = "vg_exported")]
+    pub(super) exported: String,
+    #[serde(rename = "vg_lock_type")]
+    pub(super) lock_type: String,
+    #[serde(rename = "vg_permissions")]
+    pub(super) permissions: String,
+    #[serde(rename = "vg_missing_pv_count")]
+    pub(super) missing_pv_count: String,
+}
+
+impl Report for GroupRow {
+    const VERB: &'static str = "vgs";
+    const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_free_count,vg_mda_free,vg_tags,\
+        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count";
+    const LIST: &'static str = "vg";
+}
+
+/// A logical volume.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct VolumeRow {
+    #[serde(rename = "lv_name")]
+    pub(super) name: String,
+    #[serde(rename = "lv_uuid")]
+    pub(super) uuid: String,
+    #[serde(rename = "lv_size")]
+    pub(super) size: String,
+    #[serde(rename = "lv_tags")]
+    pub(super) tags: String,
+    /// `open` while something uses it.
+    #[serde(rename = "lv_device_open")]
+    pub(super) open: String,
+}
+
+impl Report for VolumeRow {
+    const VERB: &'static str = "lvs";
+    const FIELDS: &'static str = "lv_name,lv_uuid,lv_size,lv_tags,lv_device_open";
+    const LIST: &'static str = "lv";
+}
+
+#[derive(Deserialize)]
+struct Printed {
+    report: Vec<BTreeMap<String, serde_json::Value>>,
+}
+
+/// Returns the rows of a printed report.
+pub(super) fn parse<T: Report>(text: &str) -> io::Result<Vec<T>> {
+    let mut printed: Printed = serde_json::from_str(text)?;
+    let lists = printed.report.iter_mut();
+    let rows = lists.filter_map(|report| report.remove(T::LIST));
+    let mut all = Vec::new();
+    for list in rows {
+        all.extend(serde_json::from_value::<Vec<T>>(list)?);
+    }
+    Ok(all)
+}
+
+/// Returns the number in a field.
+pub(super) fn number<T: FromStr>(field: &str) -> io::Result<T> {
+    field
+        .parse()
+        .map_err(|_| io::Error::other(format!("LVM reports {field:?} instead of a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_a_report_are_read() {
+        let text = r#"{"report": [{"lv": [{"lv_name":"cistern-a", "lv_uuid":"x-y", "lv_size":"4194304",
+            "lv_tags":"a,b", "lv_device_open":""}]}], "log": []}"#;
+        let rows: Vec<VolumeRow> = parse(text).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert_eq!(number::<u64>(&rows[0].size).unwrap(), 4_194_304);
+        assert_eq!(parse::<GroupRow>(text).unwrap(), []);
+        assert!(parse::<VolumeRow>("no report").is_err());
+        assert!(number::<u64>("").is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! Why a volume group cannot be used.
+
+use crate::cause::Cause;
+
+/// Why a volume group cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// No group has this name.
+    #[error("no volume group {group} is on this node")]
+    Missing {
+        /// Name of the group.
+        group: String,
+    },
+    /// More than one group has this name.
+    #[error(
+        "{count} volume groups on this node have the name {group}: rename the others (vgrename UUID NAME)"
+    )]
+    Ambiguous {
+        /// Name of the group.
+        group: String,
+        /// How many have it.
+        count: usize,
+    },
+    /// The group cannot be a pool as it is.
+    #[error("volume group {group} cannot be used: {why}")]
+    Unfit {
+        /// Name of the group.
+        group: String,
+        /// What is in the way.
+        why: Unfit,
+    },
+    /// A step failed.
+    #[error("could not {operation} of volume group {group}")]
+    Failed {
+        /// What was tried.
+        operation: &'static str,
+        /// Name of the group.
+        group: String,
+        /// Why it failed.
+        #[source]
+        source: Cause,
+    },
+}
+
+/// What keeps a volume group from being a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// Some of its physical volumes are missing.
+    #[error("{0} of its physical volumes are missing")]
+    MissingDisks(u64),
+    /// It is exported.
+    #[error("it is exported (vgimport)")]
+    Exported,
+    /// It cannot be changed.
+    #[error("it is read-only")]
+    ReadOnly,
+    /// Several machines share it.
+    #[error("it is shared between machines (lock type {0})")]
+    Shared(String),
+    /// It is the pool of another StoragePool, or of another node.
+    #[error("its tags say that it is {0}")]
+    OtherPool(String),
+    /// It is no pool, although the pool was made before.
+    #[error(
+        "its tags say of no pool, and the pool {0} was made before: another group has its name now"
+    )]
+    NoPool(String),
+    /// A tag of it cannot be read.
+    #[error("its tag {0} cannot be read")]
+    Tag(String),
+}

@@ -1,0 +1,425 @@
+//! Volume groups of LVM as pools. A group is on disks of its own, which had other data before.
+
+use std::{
+    fs::{self, File},
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    sync::Arc,
+};
+
+use cistern_host::{
+    Expectation, ImageRequest, PoolDeclaration, Root, System,
+    image::{Content, Error},
+    logical::{self, GroupClaim, Unfit, VolumeGroup},
+    system::{FailAt, Fault},
+};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
+
+use crate::{
+    device::Disk,
+    harness::{Machine, image_pool, must, request, root, run},
+};
+
+const DISK: u64 = 400 << 20;
+/// What the disks had before.
+const REMAINS: u8 = 0xa5;
+
+/// LVM as a test calls it, without udev and files of the machine.
+const CONFIG: &str = "devices { use_devicesfile=0 hints=\"none\" scan_lvs=0 } \
+    activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } backup { backup=0 archive=0 }";
+
+/// A volume group of one or more disks, which ends with the test.
+struct Group {
+    name: String,
+    disks: Vec<Disk>,
+}
+
+impl Group {
+    fn new(machine: &Machine, disks: usize) -> Self {
+        let disk = |index| {
+            let disk = Disk::of_size(machine, &format!("disk-{index}"), DISK);
+            let remains = vec![REMAINS; 1 << 20];
+            for offset in (0..DISK).step_by(remains.len()) {
+                disk.write(offset, &remains);
+            }
+            disk
+        };
+        let name = machine.uid("group").to_string();
+        let group = Self {
+            name,
+            disks: (0..disks).map(disk).collect(),
+        };
+        let paths: Vec<&str> = group.disks.iter().map(Disk::path).collect();
+        for path in &paths {
+            group.lvm("pvcreate", &["--yes", "--zero", "y", path]);
+        }
+        let args = [&["--yes", group.name.as_str()][..], &paths].concat();
+        group.lvm("vgcreate", &args);
+        group
+    }
+
+    fn lvm(&self, verb: &str, args: &[&str]) -> String {
+        let paths: Vec<&str> = self.disks.iter().map(Disk::path).collect();
+        let devices = paths.join(",");
+        let own = [verb, "--config", CONFIG, "--devices", &devices];
+        run("lvm", &[&own[..], args].concat())
+    }
+
+    fn open(
+        &self,
+        machine: &Machine,
+        expectation: Expectation,
+    ) -> Result<VolumeGroup, logical::Error> {
+        self.open_by(&machine.root(), expectation)
+    }
+
+    fn open_by(
+        &self,
+        root: &Root,
+        expectation: Expectation,
+    ) -> Result<VolumeGroup, logical::Error> {
+        VolumeGroup::open(root, &self.name, claim(), expectation)
+    }
+
+    fn pool(&self, machine: &Machine) -> VolumeGroup {
+        must(self.open(machine, Expectation::New))
+    }
+
+    /// The names of all logical volumes of the group.
+    fn names(&self) -> Vec<String> {
+        let names = self.lvm("lvs", &["--noheadings", "--options", "lv_name", &self.name]);
+        names.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[track_caller]
+    fn is_unfit(&self, machine: &Machine, expected: &Unfit) {
+        for expectation in [Expectation::New, Expectation::Made] {
+            match self.open(machine, expectation) {
+                Err(logical::Error::Unfit { why, .. }) => assert_eq!(&why, expected),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // In the virtual machine everything ends with it. A test that fails shows its own message.
+        if !std::thread::panicking() {
+            self.lvm("vgremove", &["--yes", "--force", &self.name]);
+        }
+    }
+}
+
+fn claim() -> GroupClaim {
+    let PoolDeclaration { uid, name, .. } = image_pool(Bytes::ZERO);
+    GroupClaim {
+        pool: uid,
+        pool_name: name,
+        node: "node-1".to_owned(),
+    }
+}
+
+fn volume(machine: &Machine, name: &str, filesystem: Option<FilesystemType>) -> ImageRequest {
+    ImageRequest {
+        uid: machine.uid(name),
+        filesystem,
+        ..request(
+            name,
+            Bytes::mib(340),
+            FilesystemType::Ext4,
+            Provisioning::Thick,
+        )
+    }
+}
+
+fn block(machine: &Machine, name: &str) -> ImageRequest {
+    ImageRequest {
+        size: Bytes::mib(30),
+        ..volume(machine, name, None)
+    }
+}
+
+/// Opens the device of a volume.
+fn open(group: &VolumeGroup, request: &ImageRequest) -> File {
+    let device = must(group.device(&request.uid)).expect("a device");
+    File::from(device.as_fd().try_clone_to_owned().unwrap())
+}
+
+#[track_caller]
+fn reads_zero(file: &File, size: Bytes) {
+    let mut bytes = vec![0; 1 << 20];
+    for offset in (0..size.0).step_by(bytes.len()) {
+        file.read_exact_at(&mut bytes, offset).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "at {offset}");
+    }
+}
+
+const UNSEEN: &dyn Fn(u8) = &|_| {};
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_of_a_group_has_what_was_requested_and_is_found_again() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 3);
+    let pool = group.pool(&machine);
+    let requests = [
+        volume(&machine, "ext4", Some(FilesystemType::Ext4)),
+        volume(&machine, "xfs", Some(FilesystemType::Xfs)),
+        block(&machine, "raw"),
+    ];
+    for request in &requests {
+        let made = must(pool.create(request, UNSEEN));
+        // A whole number of extents of 4 MiB.
+        assert!(
+            made.size >= request.size && made.size < request.size.saturating_add(Bytes::mib(4))
+        );
+        assert_eq!(must(pool.create(request, UNSEEN)), made);
+        let content = made.identity.unwrap().content;
+        assert_eq!(content.filesystem(), request.filesystem);
+        if let Content::Filesystem { uuid, .. } = content {
+            let device = must(pool.device(&request.uid)).expect("a device").number();
+            let path = format!("/dev/dm-{}", device.minor);
+            let found = run("blkid", &["-p", "-o", "value", "-s", "UUID", &path]);
+            assert_eq!(found.trim(), uuid.to_string());
+        }
+    }
+    let known = Expectation::Known {
+        filesystem_uuid: pool.pool_uuid(),
+    };
+    let again = must(group.open(&machine, known));
+    assert_eq!(must(again.volumes()).len(), requests.len());
+    assert_eq!(must(again.sweep()), 0);
+    let other = ImageRequest {
+        volume: "pvc-other".to_owned(),
+        ..requests[0].clone()
+    };
+    let error = again.create(&other, UNSEEN).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    let before = must(again.statistics());
+    for request in &requests {
+        must(again.remove(&request.uid));
+        must(again.remove(&request.uid));
+        assert_eq!(must(again.volume(&request.uid)), None);
+    }
+    let after = must(again.statistics());
+    assert_eq!((after.empty, after.size), (before.empty, before.size));
+    assert_eq!(after.available, after.empty);
+    assert!(after.available > before.available);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn every_byte_of_a_new_volume_reads_zero_whatever_the_disks_had() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let mut percents = Vec::new();
+    for name in ["first", "second"] {
+        let request = block(&machine, name);
+        let seen = std::cell::RefCell::new(&mut percents);
+        let made = must(pool.create(&request, &|percent| seen.borrow_mut().push(percent)));
+        let device = open(&pool, &request);
+        reads_zero(&device, made.size);
+        // The next one lies where this one was.
+        device.write_all_at(&vec![REMAINS; 1 << 20], 0).unwrap();
+        device.sync_all().unwrap();
+        drop(device);
+        must(pool.remove(&request.uid));
+    }
+    assert_eq!(percents, [100, 100]);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn logical_volumes_of_others_are_counted_and_never_touched() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let request = block(&machine, "own");
+    // The first has the name of a volume, and no tags.
+    let names = [format!("cistern-{}", request.uid), "data".to_owned()];
+    for name in &names {
+        group.lvm(
+            "lvcreate",
+            &["--yes", "-Wn", "-Zn", "-l", "10", "-n", name, &group.name],
+        );
+    }
+    let pool = group.pool(&machine);
+    let before = must(pool.statistics());
+    assert_eq!(before.size.saturating_sub(before.empty), Bytes::mib(80));
+    assert_eq!(must(pool.volumes()), []);
+    assert_eq!(must(pool.sweep()), 0);
+    must(pool.remove(&request.uid));
+    pool.create(&request, UNSEEN).unwrap_err();
+    assert_eq!(group.names(), names);
+    assert_eq!(must(pool.statistics()), before);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_in_use_is_not_removed_and_the_error_names_its_device() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "used");
+    must(pool.create(&request, UNSEEN));
+    let used = open(&pool, &request);
+    for _ in 0..2 {
+        let error = pool.remove(&request.uid).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+        assert!(error.to_string().contains("block device 25"), "{error}");
+        pool.check_unused(&request.uid).unwrap_err();
+    }
+    reads_zero(&used, request.size);
+    drop(used);
+    must(pool.check_unused(&request.uid));
+    must(pool.remove(&request.uid));
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_so() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 2);
+    let pool = group.pool(&machine);
+    let (mut files, raw) = (
+        volume(&machine, "files", Some(FilesystemType::Ext4)),
+        block(&machine, "raw"),
+    );
+    files.size = Bytes::mib(300);
+    must(pool.create(&files, UNSEEN));
+    must(pool.create(&raw, UNSEEN));
+    let grown = must(pool.grow(&files.uid, Bytes::mib(340)));
+    assert_eq!(grown.size, Bytes::mib(340));
+    assert_eq!(
+        must(pool.grow(&files.uid, Bytes::mib(300))).size,
+        Bytes::mib(340)
+    );
+    let error = pool.grow(&raw.uid, Bytes::mib(64)).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let error = pool.grow(&files.uid, Bytes::gib(2)).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    let large = ImageRequest {
+        size: Bytes::gib(2),
+        ..block(&machine, "large")
+    };
+    let error = pool.create(&large, UNSEEN).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    let thin = ImageRequest {
+        provisioning: Provisioning::Thin,
+        ..block(&machine, "thin")
+    };
+    let error = pool.create(&thin, UNSEEN).unwrap_err();
+    assert!(error.to_string().contains("a thin volume"), "{error}");
+    assert_eq!(must(pool.volumes()).len(), 2);
+    assert_eq!(group.names().len(), 2);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 2);
+    let error =
+        VolumeGroup::open(&machine.root(), "no-such-group", claim(), Expectation::New).unwrap_err();
+    assert!(error.to_string().contains("no-such-group"), "{error}");
+    let error = group.open(&machine, Expectation::Made).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            logical::Error::Unfit {
+                why: Unfit::NoPool(_),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    group.lvm("vgexport", &[&group.name]);
+    group.is_unfit(&machine, &Unfit::Exported);
+    group.lvm("vgimport", &[&group.name]);
+    let pool = group.pool(&machine);
+    must(pool.check());
+    let other = GroupClaim {
+        node: "node-2".to_owned(),
+        ..claim()
+    };
+    for expectation in [Expectation::New, Expectation::Made] {
+        let error = VolumeGroup::open(&machine.root(), &group.name, other.clone(), expectation)
+            .unwrap_err();
+        assert!(error.to_string().contains("node node-1"), "{error}");
+    }
+    // The label of one of its two disks is lost.
+    group.disks[1].write(0, &vec![0; 1 << 20]);
+    let error = pool.check().unwrap_err();
+    assert!(
+        error.to_string().contains("1 of its physical volumes"),
+        "{error}"
+    );
+    group.is_unfit(&machine, &Unfit::MissingDisks(1));
+    group.lvm("vgreduce", &["--removemissing", &group.name]);
+    must(pool.check());
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r15_an_error_at_any_call_that_makes_or_removes_a_logical_volume_is_recovered_by_the_next_attempt()
+ {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "volume");
+    let system = Arc::new(FailAt::new(
+        Arc::clone(&machine.system),
+        Fault::Error,
+        u64::MAX,
+    ));
+    let faulty = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let faulty = must(group.open_by(&faulty, Expectation::Made));
+    for at in 1..100 {
+        system.fail_in(at);
+        let made = faulty.create(&request, UNSEEN);
+        let is_over = !system.has_failed();
+        assert!(!is_over || made.is_ok(), "{made:?}");
+        // What is not whole is removed, or continued.
+        let swept = if at % 2 == 0 { must(pool.sweep()) } else { 0 };
+        assert!(swept <= 1);
+        let made = must(pool.create(&request, UNSEEN));
+        reads_zero(&open(&pool, &request), made.size);
+        assert_eq!(group.names().len(), 1);
+        system.fail_in(if is_over { u64::MAX / 2 } else { at });
+        let removed = faulty.remove(&request.uid);
+        assert!(removed.is_ok() || system.has_failed(), "{removed:?}");
+        must(pool.remove(&request.uid));
+        assert_eq!(group.names(), Vec::<String>::new());
+        if is_over {
+            assert!(at > 10, "{at} calls");
+            return;
+        }
+    }
+    panic!("too many calls");
+}
+
+/// A pod could write the label of another group with the same name.
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_group_in_a_raw_block_volume_is_not_seen() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let images = crate::harness::open_new(&machine);
+    let raw = block(&machine, "raw");
+    must(images.create_image(&raw));
+    let image = crate::harness::image_path(&machine, &raw.uid);
+    let attached = Disk::attach(image);
+    let devices = attached.path().to_owned();
+    let own = ["--config", CONFIG, "--devices", &devices];
+    run(
+        "lvm",
+        &[&["pvcreate", "--yes"][..], &own, &[&devices]].concat(),
+    );
+    run(
+        "lvm",
+        &[&["vgcreate", "--yes"][..], &own, &[&group.name, &devices]].concat(),
+    );
+    let pool = group.pool(&machine);
+    assert!(must(pool.statistics()).size > Bytes::mib(300));
+    assert!(fs::exists(&devices).unwrap());
+}
