@@ -30,7 +30,7 @@ use crate::{
     resize::{ext4, grow_xfs, is_full},
     stage_request::StageRequest,
     superblock,
-    system::{Mount, OFlags, System},
+    system::{OFlags, System},
 };
 
 /// A request to expand a volume in use to the size of its image.
@@ -217,7 +217,7 @@ impl Pool {
             Some(_) => place
                 .mounted()
                 .map_err(failed)?
-                .is_some_and(|mount| is_whole(&mount, attached)),
+                .is_some_and(|mount| mount.is_whole(attached.number())),
             None => self.is_device(request, &place, attached).map_err(failed)?,
         };
         if is_there {
@@ -334,10 +334,6 @@ fn not_there(request: &ExpandRequest<'_>) -> Error {
         image: request.image.clone(),
         path: request.path.to_owned(),
     }
-}
-
-fn is_whole(mount: &Mount, attached: &Attached) -> bool {
-    mount.device == attached.number() && mount.root == Path::new("/")
 }
 
 /// Grows the filesystem on a device, open for reading, that is mounted at a place to the size of the device.

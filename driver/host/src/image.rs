@@ -12,7 +12,7 @@ mod conflict;
 mod encrypted;
 mod error;
 mod grow;
-mod identity;
+pub(crate) mod identity;
 pub(crate) mod make;
 mod provision;
 pub(crate) mod read;

@@ -7,7 +7,7 @@
 //!
 //! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`.
 //!
-//! *Invariants:* the group exists already. Only logical volumes that have an identity of this pool are changed or removed;
+//! *Invariants:* the group exists already. Only logical volumes with the name and the tags of Cistern are changed or removed;
 //! all others are counted and left alone. A volume appears whole or not at all: its tags say [`State::Making`] until
 //! each of its bytes reads zero and its filesystem is made, and until then it is no volume. A tool of LVM is never
 //! killed: between two of its steps a device may be suspended.
@@ -33,10 +33,6 @@ use crate::{id::Uuid, system::System};
 
 /// How the name of the logical volume of a volume begins. The UID of its object follows.
 const PREFIX: &str = "cistern-";
-
-/// How the UUID of the device of a logical volume begins. The UUIDs of the group and of the volume follow, without
-/// hyphens.
-const DEVICE_UUID: &str = "LVM-";
 
 /// A volume group that is a pool.
 #[derive(Debug)]

@@ -25,7 +25,6 @@ use std::{
 
 use cistern_types::FilesystemType;
 
-use self::difference::is_volume;
 pub use self::{
     block::{BlockPublishRequest, BlockStageRequest},
     difference::{Difference, NotStaged},
@@ -168,7 +167,7 @@ impl Root {
             let mut paths = Vec::new();
             for device in volume_device::of(system, image)? {
                 let mounts = system.mounts()?.into_iter();
-                let whole = mounts.filter(|mount| device.is_mounted_whole(mount));
+                let whole = mounts.filter(|mount| mount.is_whole(device.number));
                 let nodes = block::nodes_of(system, device.number)?.into_iter();
                 paths.extend(whole.chain(nodes).map(|mount| mount.mount_point));
             }
@@ -276,5 +275,5 @@ fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a
 /// Returns the device of a mount of a whole volume; none when something else is mounted.
 fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Option<DeviceNumber>> {
     let is_it = volume_device::belongs_to(system, mount.device, image)?;
-    Ok((is_it && is_volume(mount, mount.device)).then_some(mount.device))
+    Ok((is_it && mount.is_whole(mount.device)).then_some(mount.device))
 }

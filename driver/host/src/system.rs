@@ -35,7 +35,7 @@ pub use self::{
 };
 pub(crate) use self::{
     devices::{MAPPING, MAPPING_UUID, node_number},
-    holder::named,
+    holder::{LOGICAL_VOLUME, named},
     linux::is_damage,
 };
 use crate::command::{self, Command};

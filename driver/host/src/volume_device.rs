@@ -1,19 +1,16 @@
 //! The block devices of volumes: which device belongs to which image, as the kernel's tables say.
 //!
-//! *Invariant:* only this file, `attached.rs` and `loopdev.rs` know that the device of an image is a loop device. All others
-//! find a volume by its device, and the device of a volume, here. No device and no file is opened, so a disk that hangs
-//! blocks none of these calls.
+//! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. That it is a loop device matters only
+//! to who attaches it (`attached.rs`, `loopdev.rs`) and to who looks at the file behind it, such as the fence, the inventory and
+//! the pools. No device and no file is opened, so a disk that hangs blocks none of these calls.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use crate::{
     attached,
     id::Uid,
     loopdev,
-    system::{DeviceNumber, Mount, System},
+    system::{DeviceNumber, System},
 };
 
 /// The device of an image that is attached.
@@ -33,11 +30,6 @@ impl VolumeDevice {
     /// Returns the number of the device that a pod uses.
     pub(crate) fn topmost(&self, system: &dyn System) -> io::Result<DeviceNumber> {
         attached::topmost(system, self.number)
-    }
-
-    /// Whether a mount is that of the whole filesystem on the device. kubelet also mounts parts of it (subPath).
-    pub(crate) fn is_mounted_whole(&self, mount: &Mount) -> bool {
-        mount.device == self.number && mount.root == Path::new("/")
     }
 }
 

@@ -149,10 +149,11 @@ impl Content {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn identity() -> Identity {
+    /// The identity of a thick volume with XFS.
+    pub(crate) fn identity() -> Identity {
         Identity {
             owner: Owner::Volume("pvc-1".to_owned()),
             uid: "u-1".parse().unwrap(),

@@ -1,12 +1,14 @@
 //! How much a volume group has room for.
 
+use std::io;
+
 use cistern_types::Bytes;
 
 use super::{
     Error, VolumeGroup,
     report::{GroupRow, number},
 };
-use crate::{cause::Cause, pool::PoolStatistics};
+use crate::pool::PoolStatistics;
 
 /// Room for metadata that is left to changes of what exists. A volume takes some hundred bytes, and LVM writes all of its
 /// metadata anew with each change.
@@ -18,13 +20,11 @@ impl VolumeGroup {
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let row = self.row()?;
         let volumes = self.logical_volumes()?;
-        let read = || self.read(&row).map_err(Cause::from);
-        let (size, free) = read().map_err(self.failed("read the sizes"))?;
+        let (size, free, metadata) = self
+            .sizes(&row)
+            .map_err(|error| self.failed("read the sizes")(error.into()))?;
         let sizes = volumes.iter().map(|volume| volume.size);
         let ours = sizes.fold(Bytes::ZERO, Bytes::saturating_add);
-        let metadata: Bytes = number(&row.mda_free)
-            .map(Bytes)
-            .map_err(|error| self.failed("read the sizes")(error.into()))?;
         let available = if metadata < METADATA_KEPT {
             Bytes::ZERO
         } else {
@@ -37,13 +37,18 @@ impl VolumeGroup {
         })
     }
 
-    /// The size of the group, and what of it is free.
-    fn read(&self, row: &GroupRow) -> std::io::Result<(Bytes, Bytes)> {
+    /// The size of the group, what of it is free, and the room for metadata.
+    fn sizes(&self, row: &GroupRow) -> io::Result<(Bytes, Bytes, Bytes)> {
         let extents = |field: &str| {
             let extents: u64 = number(field)?;
-            Ok::<_, std::io::Error>(Bytes(extents.saturating_mul(self.extent_size.0)))
+            Ok::<_, io::Error>(Bytes(extents.saturating_mul(self.extent_size.0)))
         };
-        Ok((extents(&row.extent_count)?, extents(&row.free_count)?))
+        let metadata = Bytes(number(&row.mda_free)?);
+        Ok((
+            extents(&row.extent_count)?,
+            extents(&row.free_count)?,
+            metadata,
+        ))
     }
 
     /// How many extents a size takes.

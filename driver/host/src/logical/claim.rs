@@ -15,6 +15,7 @@ use crate::{
     id::{Uid, Uuid},
     pool::Expectation,
     root::Root,
+    system::System,
 };
 
 /// The pool that a group is to be.
@@ -40,12 +41,7 @@ impl VolumeGroup {
     ) -> Result<Self, Error> {
         let system = Arc::clone(&root.system);
         let lvm = Lvm::new(root).map_err(|error| failed("list the devices", name)(error.into()))?;
-        let find = || {
-            let rows = lvm.report::<GroupRow>(&*system, name);
-            one(rows.map_err(failed("read the state", name))?, name)
-        };
-        let mut row = find()?;
-        refuse(&row, name)?;
+        let mut row = read(&*system, &lvm, name)?;
         if tags::value(&row.tags, "pool").is_none() && expectation == Expectation::New {
             let tag = |field, value: &str| {
                 tags::tag(field, value)
@@ -62,7 +58,7 @@ impl VolumeGroup {
             }
             lvm.run(&*system, &command.operand(name))
                 .map_err(failed("write the tags", name))?;
-            row = find()?;
+            row = read(&*system, &lvm, name)?;
         }
         let pool_uuid = pool_of(&row, &claim, expectation).map_err(|why| unfit(name, why))?;
         let extent_size = number(&row.extent_size)
@@ -85,9 +81,7 @@ impl VolumeGroup {
     /// Reads the state of the group. Fails as [`Self::check`] does.
     pub(super) fn row(&self) -> Result<GroupRow, Error> {
         let name = &self.name;
-        let rows = self.lvm.report(&*self.system, name);
-        let row = one(rows.map_err(failed("read the state", name))?, name)?;
-        refuse(&row, name)?;
+        let row = read(&*self.system, &self.lvm, name)?;
         let expectation = Expectation::Known {
             filesystem_uuid: self.pool_uuid,
         };
@@ -98,6 +92,14 @@ impl VolumeGroup {
     pub(super) fn failed(&self, operation: &'static str) -> impl FnOnce(Cause) -> Error + use<> {
         failed(operation, &self.name)
     }
+}
+
+/// Reads the state of the group of this name, which can be changed on this machine.
+fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
+    let rows = lvm.report(system, name);
+    let row = one(rows.map_err(failed("read the state", name))?, name)?;
+    refuse(&row, name)?;
+    Ok(row)
 }
 
 /// The only row of a report about one name.

@@ -13,16 +13,13 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{
-    DEVICE_UUID,
-    report::{self, Report},
-};
+use super::report::{self, Report};
 use crate::{
     cause::Cause,
     command::{Command, Output},
     pool::own_file,
     root::Root,
-    system::{MAPPING, MAPPING_UUID, OFlags, System},
+    system::{LOGICAL_VOLUME, MAPPING, MAPPING_UUID, OFlags, System},
 };
 
 /// How long to wait for a command, of which each waits for the one before it on the same machine.
@@ -110,7 +107,7 @@ impl Lvm {
 /// Whether a device with this UUID is a logical volume, or a mapping of an encrypted image, in which a pod writes.
 fn is_not_searched(uuid: &str) -> bool {
     let of_image = format!("-{MAPPING}");
-    uuid.starts_with(DEVICE_UUID) || uuid.starts_with(MAPPING_UUID) && uuid.contains(&of_image)
+    uuid.starts_with(LOGICAL_VOLUME) || uuid.starts_with(MAPPING_UUID) && uuid.contains(&of_image)
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use cistern_types::Bytes;
 
-use super::{State, VolumeGroup};
+use super::VolumeGroup;
 use crate::{
-    cause::Cause,
     id::Uid,
-    image::{Content, Error, Image, failed},
+    image::{Content, Error, Image},
 };
 
 impl VolumeGroup {
@@ -15,8 +14,7 @@ impl VolumeGroup {
     /// would, does not grow. Fails if the volume is missing, or if the group lacks the space.
     pub fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
         let system = &*self.system;
-        let volume = self.find(uid)?.filter(|volume| volume.state == State::Made);
-        let volume = volume.ok_or_else(|| self.missing(uid))?;
+        let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
         if volume.size < size {
             let content = volume.identity.as_ref().map(|identity| identity.content);
             if !matches!(content, Some(Content::Filesystem { .. })) {
@@ -29,12 +27,9 @@ impl VolumeGroup {
             let grown = self.lvm.run(system, &command.operand(self.path_of(uid)));
             let more = size.saturating_sub(volume.size);
             grown.map_err(|source| {
-                self.no_space_for(uid, more, "extend the logical volume", source)
+                self.no_space_or("extend the logical volume", (uid, more), source)
             })?;
         }
-        let image = self.volume(uid).map_err(Error::from)?;
-        image.ok_or_else(|| {
-            failed::<Cause>("find", uid)(std::io::Error::other("it was removed").into())
-        })
+        self.volume(uid)?.ok_or_else(|| self.missing(uid))
     }
 }

@@ -1,6 +1,6 @@
 //! Making a volume: its logical volume, zeros on all of it, and its filesystem.
 
-use std::{io, ops::Range, os::fd::AsFd as _};
+use std::{io, os::fd::AsFd as _};
 
 use cistern_types::Bytes;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    id::Uuid,
+    id::{Uid, Uuid},
     image::{
         Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, failed,
         make::{disagreement, verify_made},
@@ -31,7 +31,7 @@ impl VolumeGroup {
     pub fn create(&self, request: &ImageRequest, progress: Progress<'_>) -> Result<Image, Error> {
         let uid = &request.uid;
         self.refuse_unsupported(request)?;
-        self.check().map_err(Error::from)?;
+        self.check()?;
         match self.find(uid)? {
             Some(volume) if volume.state == State::Made => {}
             Some(volume) if volume.is_open => return Err(self.in_use(&volume)),
@@ -45,7 +45,7 @@ impl VolumeGroup {
                 self.complete(&volume, request, progress)?;
             }
         }
-        let image = self.volume(uid).map_err(Error::from)?;
+        let image = self.volume(uid)?;
         let image = image.ok_or_else(|| self.missing(uid))?;
         self.verify(&image, request)?;
         Ok(image)
@@ -102,8 +102,9 @@ impl VolumeGroup {
             command = command.option("--addtag", tag);
         }
         let made = self.lvm.run(&*self.system, &command.operand(&self.name));
-        made.map(drop)
-            .map_err(|source| self.no_space_or("make the logical volume", request, source))
+        made.map(drop).map_err(|source| {
+            self.no_space_or("make the logical volume", (uid, request.size), source)
+        })
     }
 
     /// Makes a logical volume whole. Its content is not known: an interrupted call may have begun.
@@ -123,7 +124,7 @@ impl VolumeGroup {
             })?;
         let make = || -> Result<(), Cause> {
             let device = self.open_device(volume, OFlags::RDWR)?;
-            zero(system, &device, &(0..volume.size.0), progress)?;
+            zero(system, &device, volume.size, progress)?;
             if let Content::Filesystem { filesystem, uuid } = identity.content {
                 mkfs::mapping(
                     system,
@@ -153,21 +154,15 @@ impl VolumeGroup {
         })
     }
 
-    /// [`Error::NoSpace`] if the group lacks the space for a request, or else [`Error::Failed`].
-    fn no_space_or(&self, operation: &'static str, request: &ImageRequest, source: Cause) -> Error {
-        self.no_space_for(&request.uid, request.size, operation, source)
-    }
-
-    /// [`Error::NoSpace`] if the group has less than this free, or else [`Error::Failed`].
-    pub(super) fn no_space_for(
+    /// [`Error::NoSpace`] if the group has less free than a volume needs, or else [`Error::Failed`].
+    pub(super) fn no_space_or(
         &self,
-        uid: &crate::Uid,
-        size: Bytes,
         operation: &'static str,
+        (uid, needs): (&Uid, Bytes),
         source: Cause,
     ) -> Error {
         let free = self.statistics().map(|statistics| statistics.available);
-        if free.is_ok_and(|free| self.extents(free) < self.extents(size)) {
+        if free.is_ok_and(|free| self.extents(free) < self.extents(needs)) {
             let (uid, pool) = (uid.clone(), self.to_string());
             return Error::NoSpace { uid, pool, source };
         }
@@ -175,21 +170,18 @@ impl VolumeGroup {
     }
 }
 
-/// Zeroes a range of a device. The caller syncs it.
-pub(super) fn zero(
+/// Zeroes a device of this size. The caller syncs it.
+fn zero(
     system: &dyn System,
     device: &Device,
-    range: &Range<u64>,
+    size: Bytes,
     progress: Progress<'_>,
 ) -> io::Result<()> {
-    let mut at = range.start;
-    while at < range.end {
-        let end = at.saturating_add(ZEROED_AT_ONCE).min(range.end);
+    let mut at = 0;
+    while at < size.0 {
+        let end = size.0.min(at.saturating_add(ZEROED_AT_ONCE));
         system.zero(device.as_fd(), &(at..end))?;
-        progress(percent(
-            end.saturating_sub(range.start),
-            range.end.saturating_sub(range.start),
-        ));
+        progress(percent(end, size.0));
         at = end;
     }
     Ok(())

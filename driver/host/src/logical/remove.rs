@@ -29,7 +29,7 @@ impl VolumeGroup {
     /// made: one that is being made is removed, too, unless its device is open. Fails if one cannot be removed.
     pub fn sweep(&self) -> Result<usize, Error> {
         let mut removed = 0;
-        for volume in self.logical_volumes().map_err(Error::from)? {
+        for volume in self.logical_volumes()? {
             if volume.state == State::Making && !volume.is_open {
                 self.remove_volume(&volume)?;
                 removed += 1;

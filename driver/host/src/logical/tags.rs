@@ -92,29 +92,8 @@ pub(super) fn identity(tags: &str) -> Option<Identity> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_types::{Bytes, FilesystemType, Provisioning};
-
     use super::*;
-    use crate::{
-        id::Uuid,
-        image::{Content, Owner},
-    };
-
-    fn made() -> Identity {
-        Identity {
-            owner: Owner::Volume("pvc-1".to_owned()),
-            uid: "u-1".parse().unwrap(),
-            pool_uuid: Uuid::from_bytes([7; 16]),
-            size: Bytes::gib(1),
-            content: Content::Filesystem {
-                filesystem: FilesystemType::Xfs,
-                uuid: Uuid::from_bytes([8; 16]),
-            },
-            provisioning: Provisioning::Thick,
-            source: None,
-            encryption: None,
-        }
-    }
+    use crate::image::{Content, identity::tests::identity as made};
 
     #[test]
     fn an_identity_is_read_back_from_its_tags_beside_those_of_others() {

@@ -8,7 +8,7 @@ use std::{
 use cistern_types::Bytes;
 
 use super::{
-    DEVICE_UUID, PREFIX, State, VolumeGroup,
+    PREFIX, State, VolumeGroup,
     report::{VolumeRow, number},
     tags,
 };
@@ -16,7 +16,7 @@ use crate::{
     cause::Cause,
     id::Uid,
     image::{Error, Identity, Image, ImageUse, failed},
-    system::{DeviceNumber, MappedDevice, OFlags, System},
+    system::{DeviceNumber, LOGICAL_VOLUME, MappedDevice, OFlags, System},
 };
 
 /// A logical volume of Cistern, whole or not.
@@ -92,9 +92,8 @@ impl VolumeGroup {
     }
 
     /// Returns one volume; none when it does not exist. Fails if LVM cannot report it.
-    pub fn volume(&self, uid: &Uid) -> Result<Option<Image>, super::Error> {
-        let mut all = self.volumes()?.into_iter();
-        Ok(all.find(|image| image.uid == *uid))
+    pub fn volume(&self, uid: &Uid) -> Result<Option<Image>, Error> {
+        Ok(self.made(uid)?.map(LogicalVolume::into_image))
     }
 
     /// Lists the logical volumes of Cistern in the group, also those that are not whole.
@@ -110,8 +109,13 @@ impl VolumeGroup {
 
     /// Finds one logical volume; none when it does not exist.
     pub(super) fn find(&self, uid: &Uid) -> Result<Option<LogicalVolume>, Error> {
-        let all = self.logical_volumes().map_err(Error::from)?;
+        let all = self.logical_volumes()?;
         Ok(all.into_iter().find(|volume| volume.uid == *uid))
+    }
+
+    /// Finds one volume that is whole.
+    pub(super) fn made(&self, uid: &Uid) -> Result<Option<LogicalVolume>, Error> {
+        Ok(self.find(uid)?.filter(|volume| volume.state == State::Made))
     }
 
     /// Opens the device of a volume, and activates it first if need be.
@@ -165,7 +169,7 @@ impl VolumeGroup {
     /// Opens the device of a volume for reading and writing, and activates it first if need be; none when it does not
     /// exist. Fails if LVM cannot activate it.
     pub fn device(&self, uid: &Uid) -> Result<Option<Device>, Error> {
-        match self.find(uid)?.filter(|volume| volume.state == State::Made) {
+        match self.made(uid)? {
             Some(volume) => self
                 .open_device(&volume, OFlags::RDWR)
                 .map(Some)
@@ -182,7 +186,7 @@ fn device_of(system: &dyn System, volume: &LogicalVolume) -> io::Result<Option<M
         let found = device
             .uuid
             .as_deref()
-            .and_then(|it| it.strip_prefix(DEVICE_UUID));
+            .and_then(|it| it.strip_prefix(LOGICAL_VOLUME));
         found.is_some_and(|found| found.ends_with(&uuid))
     };
     Ok(system.mapped_devices()?.into_iter().find(is_it))

@@ -1,13 +1,11 @@
 //! What is found at a staging or target path instead of the requested mount.
 
-use std::path::Path;
-
 use cistern_types::FilesystemType;
 
 use super::Error;
 use crate::{
     options::{self, MountOptions},
-    system::{DeviceNumber, Mount},
+    system::Mount,
 };
 
 /// How a mount differs from the requested one.
@@ -60,10 +58,6 @@ pub(super) fn conflict(mount: &Mount, difference: Option<Difference>) -> Result<
             difference,
         })
     })
-}
-
-pub(super) fn is_volume(mount: &Mount, device: DeviceNumber) -> bool {
-    mount.device == device && mount.root == Path::new("/")
 }
 
 pub(super) fn of_filesystem(

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Difference, Error, NotStaged, Staged, device_of,
-    difference::{conflict, is_volume, of_filesystem, of_mount},
+    difference::{conflict, of_filesystem, of_mount},
     failed, open, unlock_of,
 };
 use crate::{
@@ -258,7 +258,7 @@ fn verify_staged(
 }
 
 fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
-    let found = (!is_volume(mount, device))
+    let found = (!mount.is_whole(device))
         .then_some(Difference::OtherVolume)
         .or_else(|| of_filesystem(mount, request.filesystem, request.options))
         .or_else(|| of_mount(mount, request.options, request.read_only));

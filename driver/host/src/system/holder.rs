@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// How the UUID of every mapping of LVM begins.
-const LOGICAL_VOLUME: &str = "LVM-";
+pub(crate) const LOGICAL_VOLUME: &str = "LVM-";
 /// Holders that are named: a user of a volume can make many.
 const NAMED: usize = 4;
 

@@ -37,6 +37,11 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Whether it is the whole filesystem on a device. kubelet also mounts parts of a volume (subPath).
+    pub(crate) fn is_whole(&self, device: DeviceNumber) -> bool {
+        self.device == device && self.root == Path::new("/")
+    }
+
     /// Whether an option of the mount itself is set.
     pub fn has(&self, option: &str) -> bool {
         self.mount_options.iter().any(|o| o == option)

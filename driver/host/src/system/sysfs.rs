@@ -307,12 +307,11 @@ fn mapped_device(folder: &str) -> io::Result<Option<MappedDevice>> {
 
 /// Whether a device is a mapping of Cistern, which is not being removed.
 fn is_mapping(folder: &str) -> io::Result<bool> {
-    let begins = |attribute: &str, with: &str| match text(&format!("{folder}/dm/{attribute}")) {
-        Ok(found) => Ok(found.is_some_and(|found| found.starts_with(with))),
-        Err(error) if is_being_removed(&error) => Ok(false),
-        Err(error) => Err(error),
-    };
-    Ok(begins("name", MAPPING)? && begins("uuid", MAPPING_UUID)?)
+    Ok(
+        mapping_name(folder)?.is_some_and(|MappingName { name, uuid }| {
+            name.starts_with(MAPPING) && uuid.is_some_and(|uuid| uuid.starts_with(MAPPING_UUID))
+        }),
+    )
 }
 
 /// Whether an attribute of a mapping cannot be read because device-mapper removes the mapping: first its name

@@ -62,7 +62,7 @@ impl Attachments {
     /// Mounts of the root of a device's filesystem.
     fn mounts_of(&self, device: &VolumeDevice) -> impl Iterator<Item = &Mount> {
         let mounts = self.mounts.iter();
-        mounts.filter(|mount| device.is_mounted_whole(mount))
+        mounts.filter(|mount| mount.is_whole(device.number))
     }
 
     fn nodes_of(&self, number: DeviceNumber) -> impl Iterator<Item = &Mount> {

@@ -28,7 +28,7 @@ fn a_limit_of_an_encrypted_volume_is_one_of_its_mapping_and_goes_away_with_it() 
     assert_eq!(mapping(&image).file_name().unwrap(), name.trim());
     assert_writes_are_limited(&pods, &staging);
 
-    // Nobody removes it: the next mapping has a number that another one had.
+    // It ends with the mapping, whose number the next one gets.
     unstage(&machine, &image.uid, &staging);
     eventually("the end of the limit", || pods.io_max().is_empty());
     must(stage(&pool, &image, &mine, &staging));
