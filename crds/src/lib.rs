@@ -40,6 +40,7 @@ pub mod testing;
 pub mod time;
 pub mod unclaimed;
 pub mod volume;
+pub mod volume_group;
 pub mod volume_move;
 
 pub use attributes::{AttributeChanges, VolumeAttributes};

@@ -267,18 +267,19 @@ pub struct NodePoolStatus {
     /// UID of the StoragePool.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// UUID of the pool's filesystem. Absent until the pool is created; once it is set, the pool is
-    /// never created again.
+    /// UUID of the pool's filesystem, or the UUID that the agent has given to the pool's volume group and
+    /// keeps in a tag of it. Absent until the pool is created; once it is set, the pool is never created
+    /// again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub filesystem_uuid: Option<String>,
-    /// Path of the block device in use. Absent if the source is an image file.
+    /// Path of the block device in use. Absent if the source is an image file or a volume group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::DEVICE))]
     pub device: Option<String>,
     /// Identity of the disk that does not depend on its path: world-wide name or serial number.
     /// Besides the listed paths, the agent considers only the device with this identity. Absent if
-    /// the source is an image file or the disk has no identity.
+    /// the source is an image file or a volume group, or the disk has no identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::DEVICE_IDENTITY))]
     pub device_identity: Option<String>,
@@ -290,13 +291,14 @@ pub struct NodePoolStatus {
     /// Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub belongs_to: Option<PoolOwner>,
-    /// Size in bytes of the image file or device that the pool's filesystem covers.
+    /// Size in bytes of the image file or device that the pool's filesystem covers, or of the volume group.
     #[serde(default)]
     pub size: Bytes,
-    /// Bytes for volumes and snapshots: `empty` less `reservedPercent`.
+    /// Bytes for volumes and snapshots: `empty` less `reservedPercent`; all of `empty` in a volume group.
     #[serde(default)]
     pub usable: Bytes,
-    /// Bytes that were free when the pool's filesystem was created or last grown.
+    /// Bytes that were free when the pool's filesystem was created or last grown. Of a volume group: what
+    /// is free, and what the logical volumes of Cistern take.
     #[serde(default)]
     pub empty: Bytes,
     /// Bytes of the pool's filesystem that are physically in use. Blocks that images share count
@@ -360,6 +362,12 @@ impl NodePoolStatus {
             Provisioning::Thin => self.thin_room,
             Provisioning::Thick => self.thick_room,
         }
+    }
+
+    /// Size of the largest new volume, thin or thick: a volume group holds thick ones only.
+    pub fn largest_volume_of_any(&self) -> Bytes {
+        let largest = [Provisioning::Thin, Provisioning::Thick].map(|it| self.largest_volume(it));
+        largest.into_iter().max().unwrap_or_default()
     }
 
     /// Size of the largest new volume with this provisioning. Overcommitment does not raise it: a volume

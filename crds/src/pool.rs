@@ -25,8 +25,10 @@ use crate::{
     status = "StoragePoolStatus",
     derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
-    validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices needs usableOnNewNode"),
+    validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices or volume groups needs usableOnNewNode"),
     validation = Rule::new("!has(self.spec.replacedDisks) || has(self.spec.source.device)").message("only a pool on devices has replaced disks"),
+    validation = Rule::new("!has(self.spec.source.volumeGroup) || self.spec.overcommitPercent == 100").message("a volume group holds thick volumes only, and cannot be overcommitted"),
+    validation = Rule::new("!has(self.spec.source.volumeGroup) || !has(self.spec.reclaimOrphansAfterHours)").message("orphans in a volume group are not reclaimed"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -41,6 +43,7 @@ use crate::{
     printcolumn = r#"{"name":"Free","type":"string","jsonPath":".status.free","description":"What is physically free, on all nodes","priority":1}"#,
     printcolumn = r#"{"name":"In Snapshots","type":"string","jsonPath":".status.reservedForSnapshots","priority":1}"#,
     printcolumn = r#"{"name":"Directory","type":"string","jsonPath":".spec.source.image.directory","description":"The directory of the pool's image files, if it is not the default one","priority":1}"#,
+    printcolumn = r#"{"name":"Volume Group","type":"string","jsonPath":".spec.source.volumeGroup.name","description":"The volume group of LVM that the pool is on each node, if it is one","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -52,22 +55,24 @@ pub struct StoragePoolSpec {
     #[schemars(schema_with = "selector_schema")]
     pub node_selector: LabelSelector,
 
-    /// Where the space on each node comes from: an image file or a block device. Set by an
-    /// administrator; required; the kind of source is immutable.
+    /// Where the space on each node comes from: an image file, a block device, or a volume group of
+    /// LVM. Set by an administrator; required; the kind of source is immutable.
     // Rules of the StoragePool alone: in a StorageNode, the entry of a pool becomes that of its successor.
-    #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image)").message("a pool's kind of source cannot be changed: declare another pool"))]
+    #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image) && has(self.device) == has(oldSelf.device)").message("a pool's kind of source cannot be changed: declare another pool"))]
     #[x_kube(validation = Rule::new(SAME_DIRECTORY_RULE).message("a pool's directory cannot be changed: declare another pool"))]
+    #[x_kube(validation = Rule::new("!has(self.volumeGroup) || !has(oldSelf.volumeGroup) || self.volumeGroup.name == oldSelf.volumeGroup.name").message("a pool's volume group cannot be changed: declare another pool"))]
     pub source: PoolSource,
 
     /// How much may be reserved for thin volumes, in percent of the usable space; default 100. A
     /// pool with more than 100 holds thin volumes only. A pool that holds thick volumes or
-    /// snapshots of them stays at 100. Set by an administrator.
+    /// snapshots of them stays at 100. It is 100 if the source is a volume group. Set by an administrator.
     #[serde(default = "default_overcommit")]
     #[schemars(range(min = 100, max = 10_000))]
     pub overcommit_percent: u32,
 
     /// Share of the pool's filesystem that is not used for volumes, in percent; default 5.
-    /// Copy-on-write needs this free space. Set by an administrator.
+    /// Copy-on-write needs this free space. It does not apply to a volume group, of which the whole free
+    /// space is used. Set by an administrator.
     #[serde(default = "default_reserved")]
     #[schemars(range(min = 3, max = 50))]
     pub reserved_percent: u32,
@@ -100,8 +105,8 @@ pub struct StoragePoolSpec {
 
     /// Enables the removal of orphaned images, in hours. After this time an image that no custom
     /// resource claims, and that states its own identity, moves to a trash folder of the pool;
-    /// after the same time again it is deleted. Absent by default: orphans are kept forever. Set by
-    /// an administrator.
+    /// after the same time again it is deleted. Absent by default: orphans are kept forever. Not possible if
+    /// the source is a volume group. Set by an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 87_600))]
     pub reclaim_orphans_after_hours: Option<u32>,
@@ -126,17 +131,29 @@ pub struct ReplacedDisk {
 }
 
 /// Source of a pool's space: exactly one of these fields.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("[has(self.image), has(self.device)].filter(x, x).size() == 1").message("a source is exactly one of image and device"))]
+#[x_kube(validation = Rule::new("[has(self.image), has(self.device), has(self.volumeGroup)].filter(x, x).size() == 1").message("a source is exactly one of image, device and volumeGroup"))]
 pub struct PoolSource {
     /// An image file of a given size on the node's own disk. Works on every node. Absent if the
-    /// source is a device.
+    /// source is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSource>,
-    /// A blank block device. Absent if the source is an image file.
+    /// A blank block device. Absent if the source is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceSource>,
+    /// A volume group of LVM that exists on each node. Its volumes are thick, and have no snapshots,
+    /// clones, moves or encryption. Absent if the source is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_group: Option<VolumeGroupSource>,
+}
+
+impl PoolSource {
+    /// Whether the volumes of the pool are images: files, which can be thin, encrypted, copied and moved. Those of a
+    /// volume group are thick logical volumes.
+    pub fn has_images(&self) -> bool {
+        self.volume_group.is_none()
+    }
 }
 
 /// A pool in a file on each node, by default under `/var/lib/cistern`.
@@ -196,6 +213,32 @@ pub struct DeviceSource {
     pub selector: Option<DiskSelector>,
 }
 
+/// A volume group of LVM that exists on each node. Each volume is one thick logical volume in it.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeGroupSource {
+    /// Name of the volume group, the same on every node, for example `vg-data`: letters, digits, `_`, `+`,
+    /// `.` and `-`, with no `-` at the beginning, at most 127 characters. The group must exist, be neither
+    /// exported nor shared between machines, and be the source of no other pool. Cistern adds tags to it
+    /// and logical volumes whose names begin with `cistern-`, and leaves its other logical volumes alone.
+    /// Immutable. Set by an administrator; required.
+    #[schemars(length(min = 1, max = bounds::VOLUME_GROUP), regex(pattern = VOLUME_GROUP_PATTERN))]
+    #[x_kube(validation = Rule::new("self != '.' && self != '..'").message("the name of a volume group is not '.' or '..'"))]
+    pub name: String,
+}
+
+/// The letters of the name of a volume group, as in lvm(8).
+const VOLUME_GROUP_PATTERN: &str = "^[A-Za-z0-9_+.][A-Za-z0-9_+.-]*$";
+
+/// Whether a text can be the name of a volume group of LVM, within [`bounds::VOLUME_GROUP`].
+pub fn is_volume_group_name(text: &str) -> bool {
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '.' | '-');
+    text.len() <= bounds::VOLUME_GROUP
+        && text.chars().all(is_letter)
+        && !matches!(text, "" | "." | "..")
+        && !text.starts_with('-')
+}
+
 /// Selects disks that meet all of these requirements. At least one is set.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -238,7 +281,7 @@ impl DiskSelector {
 pub struct PoolAutoscaling {
     /// Bytes that are usable for volumes on a new node, before `overcommitPercent`. Default: what
     /// the image file provides, which is its size without the share of the filesystem and
-    /// `reservedPercent`. Required if the source is a device. A value larger than what new nodes
+    /// `reservedPercent`. Required if the source is a device or a volume group. A value larger than what new nodes
     /// have makes the autoscaler add nodes that do not help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usable_on_new_node: Option<Bytes>,
@@ -371,10 +414,11 @@ pub struct StoragePoolStatus {
     /// Bytes of the nodes' pools that are physically free, summed over all nodes, as `used`.
     #[serde(default)]
     pub free: Bytes,
-    /// Size in bytes of the largest thin volume that a single node has room for.
+    /// Size in bytes of the largest volume that a single node has room for: of a thin one, or of a thick one
+    /// if the source is a volume group.
     #[serde(default)]
     pub largest_volume: Bytes,
-    /// Size in bytes of the pool's largest image file on any node; 0 if the source is a device.
+    /// Size in bytes of the pool's largest image file on any node; 0 if the source is another one.
     /// `spec.source.image.size` cannot be lowered below it.
     #[serde(default)]
     pub largest_file: Bytes,
@@ -522,6 +566,20 @@ mod tests {
             "/./data", "/data/.", "/a:b", "/a\nb", "/a\0", "/a\u{85}", "/a\u{7f}", &too_long,
         ] {
             assert!(!is_directory(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_volume_group_is_one_that_lvm_allows() {
+        let longest = "v".repeat(bounds::VOLUME_GROUP);
+        for text in ["vg-data", "VG_0+1.x", ".hidden", "...", "_", &longest] {
+            assert!(is_volume_group_name(text), "{text}");
+        }
+        let too_long = format!("{longest}v");
+        for text in [
+            "", ".", "..", "-vg", "a/b", "a b", "a:b", "\u{fc}", "a\n", &too_long,
+        ] {
+            assert!(!is_volume_group_name(text), "{text:?}");
         }
     }
 

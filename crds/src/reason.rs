@@ -143,6 +143,12 @@ names! {
         ///
         /// Use a class with thin provisioning or a pool with `overcommitPercent: 100`.
         Overcommitted,
+        /// The pool is a volume group of LVM, which holds thick volumes only, and none that are encrypted.
+        /// Its volumes have no snapshots and clones, and do not move.
+        ///
+        /// Use a class with `provisioning: thick` and without encryption. For snapshots, clones and moves use
+        /// a pool whose source is an image or a device.
+        NotInVolumeGroup,
         /// The node does not carry the pool.
         ///
         /// Check `spec.nodeSelector` of the StoragePool and the labels of the node.
@@ -528,7 +534,11 @@ impl Reason {
     pub const fn refuses_modification(self) -> bool {
         matches!(
             self,
-            Self::NoSpace | Self::Overcommitted | Self::PoolClosed | Self::LimitTooHigh
+            Self::NoSpace
+                | Self::Overcommitted
+                | Self::NotInVolumeGroup
+                | Self::PoolClosed
+                | Self::LimitTooHigh
         )
     }
 
@@ -539,6 +549,7 @@ impl Reason {
             self,
             Self::NoSpace
                 | Self::Overcommitted
+                | Self::NotInVolumeGroup
                 | Self::SnapshotLimitReached
                 | Self::TooManyExtents
                 | Self::SourceMissing
@@ -566,6 +577,10 @@ names! {
         ///
         /// Use a class with thin provisioning or another pool.
         PoolOvercommitted,
+        /// On a claim: the pool is a volume group, and its class requests a volume that is thin or encrypted.
+        ///
+        /// Use a class with `provisioning: thick` and without encryption, or another pool.
+        PoolIsVolumeGroup,
         /// On a claim: no node carries the pool.
         ///
         /// Correct `spec.nodeSelector` of the StoragePool or label the nodes.

@@ -12,7 +12,7 @@ use crate::{
     PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus, PoolSource, PoolVolume,
     PoolVolumeSpec, PoolVolumeStatus, Provisioning, ReplicaPurpose, SourceKind, VolumeAttributes,
     drift::OrphanIdentity,
-    pool::ImageSource,
+    pool::{ImageSource, VolumeGroupSource},
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
@@ -52,7 +52,17 @@ pub fn image_source(size: Bytes) -> PoolSource {
             size,
             directory: None,
         }),
-        device: None,
+        ..PoolSource::default()
+    }
+}
+
+/// The source of a pool in a volume group of LVM.
+pub fn volume_group_source(name: &str) -> PoolSource {
+    PoolSource {
+        volume_group: Some(VolumeGroupSource {
+            name: name.to_owned(),
+        }),
+        ..PoolSource::default()
     }
 }
 

@@ -101,6 +101,131 @@ async fn the_directory_of_a_pool_is_an_absolute_path_and_never_changes() {
     }
 }
 
+/// A StoragePool with this spec, on all nodes.
+fn pool_with(name: &str, mut spec: serde_json::Value) -> StoragePool {
+    spec["nodeSelector"] = json!({});
+    serde_json::from_value(json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "StoragePool",
+        "metadata": {"name": name},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_pool_is_a_volume_group_with_a_name_that_lvm_allows() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let group = |name: &str| json!({"source": {"volumeGroup": {"name": name}}});
+    let create = async |name: &str, spec: serde_json::Value| {
+        let pool = pool_with(name, spec);
+        let made = pools.create(&PostParams::default(), &pool).await;
+        made.map_err(|error| error.to_string())
+    };
+    let too_long = "v".repeat(128);
+    for text in [
+        "", ".", "..", "-vg", "a/b", "a b", "\u{fc}", "a\n", &too_long,
+    ] {
+        let error = create("no-group", group(text)).await.unwrap_err();
+        assert!(
+            error.contains("source.volumeGroup.name"),
+            "{text:?}: {error}"
+        );
+    }
+    for (name, group_name) in [
+        ("group-1", "vg-data"),
+        ("group-2", ".vg_+.0"),
+        ("group-3", "..."),
+    ] {
+        let made = create(name, group(group_name)).await.unwrap();
+        let source = made.spec.source;
+        assert!(!source.has_images());
+        assert_eq!(source.volume_group.unwrap().name, group_name);
+    }
+}
+
+#[tokio::test]
+async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let with = |field: &str, value: serde_json::Value| {
+        let mut spec = json!({"source": {"volumeGroup": {"name": "vg-data"}}});
+        spec[field] = value;
+        pool_with("only-a-group", spec)
+    };
+    let both = json!({"volumeGroup": {"name": "vg-data"}, "image": {"size": "1Gi"}});
+    let disk = json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"});
+    for (field, value, expected) in [
+        (
+            "source",
+            both,
+            "exactly one of image, device and volumeGroup",
+        ),
+        (
+            "source",
+            json!({}),
+            "exactly one of image, device and volumeGroup",
+        ),
+        ("overcommitPercent", json!(200), "cannot be overcommitted"),
+        ("autoscaling", json!({}), "needs usableOnNewNode"),
+        ("replacedDisks", json!([disk]), "only a pool on devices"),
+        (
+            "reclaimOrphansAfterHours",
+            json!(24),
+            "orphans in a volume group are not reclaimed",
+        ),
+    ] {
+        let pool = with(field, value);
+        let refused = pools.create(&PostParams::default(), &pool).await;
+        let error = refused.map(|_| field).unwrap_err().to_string();
+        assert!(error.contains(expected), "{field}: {error}");
+    }
+    let autoscaling = with("autoscaling", json!({"usableOnNewNode": "90Gi"}));
+    pools
+        .create(&PostParams::default(), &autoscaling)
+        .await
+        .unwrap();
+    for (change, expected) in [
+        (json!({"overcommitPercent": 200}), "cannot be overcommitted"),
+        (
+            json!({"source": {"volumeGroup": {"name": "vg-other"}}}),
+            "a pool's volume group cannot be changed",
+        ),
+        (
+            json!({"source": {"volumeGroup": null, "image": {"size": "1Gi"}}}),
+            "a pool's kind of source cannot be changed",
+        ),
+        (
+            json!({"source": {"volumeGroup": null, "device": {"paths": ["/dev/a"]}}}),
+            "a pool's kind of source cannot be changed",
+        ),
+    ] {
+        let change = Patch::Merge(json!({"spec": change}));
+        let changed = pools
+            .patch("only-a-group", &PatchParams::default(), &change)
+            .await;
+        let error = changed.map(|_| expected).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_pool_on_devices_does_not_become_a_volume_group() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let device = json!({"source": {"device": {"paths": ["/dev/a"]}}});
+    let device = pool_with("stays-on-devices", device);
+    pools.create(&PostParams::default(), &device).await.unwrap();
+    let change = json!({"spec": {"source": {"device": null, "volumeGroup": {"name": "vg"}}}});
+    let change = Patch::Merge(change);
+    let changed = pools
+        .patch("stays-on-devices", &PatchParams::default(), &change)
+        .await;
+    let error = changed.map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.contains("a pool's kind of source cannot be changed"),
+        "{error}"
+    );
+}
+
 #[tokio::test]
 async fn the_pool_of_a_node_can_be_replaced_by_one_of_its_name_in_another_directory() {
     let nodes: Api<StorageNode> = Api::all(ControlPlane::shared().await.client());
@@ -111,7 +236,7 @@ async fn the_pool_of_a_node_can_be_replaced_by_one_of_its_name_in_another_direct
         };
         let source = PoolSource {
             image: Some(image),
-            device: None,
+            ..PoolSource::default()
         };
         json!({"spec": {"topology": {}, "pools": [node_pool("fast", uid, source)]}})
     };

@@ -54,14 +54,7 @@ fn clean() -> View {
     let mut node = StorageNode::new(
         "node-1",
         StorageNodeSpec {
-            pools: vec![node_pool(
-                "fast",
-                "pool-uid",
-                PoolSource {
-                    image: None,
-                    device: None,
-                },
-            )],
+            pools: vec![node_pool("fast", "pool-uid", PoolSource::default())],
             ..StorageNodeSpec::default()
         },
     );

@@ -48,11 +48,11 @@ impl Node {
         let driver = Driver::start(control_plane, name).await;
         let disk = pools::SparseDisk::new(DISK).await;
         let source = PoolSource {
-            image: None,
             device: Some(DeviceSource {
                 paths: vec![disk.path().display().to_string()],
                 selector: None,
             }),
+            ..PoolSource::default()
         };
         let pool = NodePool {
             // The disk is sparse.

@@ -1,0 +1,133 @@
+//! What a pool that is a volume group of LVM cannot have: its volumes are thick logical volumes, and no images.
+//!
+//! The operator, the controller and the agents share this decision.
+
+use crate::{
+    Encryption, Explanation, NodePool, PoolSource, Provisioning, Reason, StorageNode,
+    attributes::PROVISIONING,
+};
+
+impl PoolSource {
+    /// Whether a pool of this name holds such volumes.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NotInVolumeGroup`]. The message names the parameter and can follow the name of the node.
+    pub fn holds(
+        &self,
+        pool: &str,
+        provisioning: Provisioning,
+        encryption: Option<Encryption>,
+    ) -> Result<(), Explanation> {
+        let message = match (self.has_images(), provisioning, encryption) {
+            (true, _, _) | (false, Provisioning::Thick, None) => return Ok(()),
+            (false, Provisioning::Thin, _) => format!(
+                "pool {pool} is a volume group, which holds thick volumes only: set {PROVISIONING}: thick in the StorageClass \
+                 or VolumeAttributesClass"
+            ),
+            (false, Provisioning::Thick, Some(_)) => format!(
+                "pool {pool} is a volume group, which holds no encrypted volumes: remove encryption from the \
+                 StorageClass, or use a pool with source image or device"
+            ),
+        };
+        Err(Explanation::new(Reason::NotInVolumeGroup, message))
+    }
+
+    /// Whether the volumes of a pool of this name can be snapshotted, cloned and moved.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NotInVolumeGroup`].
+    pub fn copies(&self, pool: &str) -> Result<(), Explanation> {
+        if self.has_images() {
+            return Ok(());
+        }
+        let message = format!(
+            "pool {pool} is a volume group, whose volumes have no snapshots and clones and do not move"
+        );
+        Err(Explanation::new(Reason::NotInVolumeGroup, message))
+    }
+}
+
+impl StorageNode {
+    /// The source of a pool on the node. None if the node does not carry the pool.
+    pub fn source_of(&self, pool: &str) -> Option<&PoolSource> {
+        let mut pools = self.spec.pools.iter();
+        let found: Option<&NodePool> = pools.find(|entry| entry.name == pool);
+        found.map(|entry| &entry.source)
+    }
+
+    /// As [`PoolSource::holds`], for a pool on the node; also a pool that the node does not carry.
+    pub fn holds(
+        &self,
+        pool: &str,
+        provisioning: Provisioning,
+        encryption: Option<Encryption>,
+    ) -> Result<(), Explanation> {
+        let source = self.source_of(pool);
+        source.map_or(Ok(()), |it| it.holds(pool, provisioning, encryption))
+    }
+
+    /// As [`PoolSource::copies`], for a pool on the node; also a pool that the node does not carry.
+    pub fn copies(&self, pool: &str) -> Result<(), Explanation> {
+        self.source_of(pool).map_or(Ok(()), |it| it.copies(pool))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Bytes, StorageNodeSpec,
+        testing::{image_source, node_pool, volume_group_source},
+    };
+
+    const LUKS2: Option<Encryption> = Some(Encryption::Luks2);
+
+    #[test]
+    fn a_volume_group_holds_thick_volumes_that_are_not_encrypted() {
+        let (group, image) = (volume_group_source("vg"), image_source(Bytes::gib(1)));
+        for (provisioning, encryption, expected) in [
+            (Provisioning::Thick, None, None),
+            (Provisioning::Thin, None, Some("provisioning: thick")),
+            (Provisioning::Thin, LUKS2, Some("provisioning: thick")),
+            (Provisioning::Thick, LUKS2, Some("remove encryption")),
+        ] {
+            assert_eq!(image.holds("fast", provisioning, encryption), Ok(()));
+            let refused = group.holds("fast", provisioning, encryption).err();
+            let message = refused.map(|why| {
+                assert_eq!(why.reason, Reason::NotInVolumeGroup);
+                why.message
+            });
+            match (message, expected) {
+                (Some(message), Some(part)) => {
+                    assert!(
+                        message.contains("pool fast") && message.contains(part),
+                        "{message}"
+                    );
+                }
+                (message, expected) => assert_eq!(message.as_deref(), expected),
+            }
+        }
+    }
+
+    #[test]
+    fn volumes_of_a_volume_group_are_not_copied() {
+        let pools = vec![
+            node_pool("fast", "u1", volume_group_source("vg")),
+            node_pool("slow", "u2", image_source(Bytes::gib(1))),
+        ];
+        let spec = StorageNodeSpec {
+            pools,
+            ..StorageNodeSpec::default()
+        };
+        let node = StorageNode::new("w1", spec);
+        let refused = node.copies("fast").unwrap_err();
+        assert_eq!(refused.reason, Reason::NotInVolumeGroup);
+        assert!(refused.message.contains("no snapshots"), "{refused}");
+        assert!(node.copies("slow").is_ok() && node.copies("gone").is_ok());
+        assert!(node.holds("fast", Provisioning::Thin, None).is_err());
+        assert!(node.holds("slow", Provisioning::Thin, LUKS2).is_ok());
+        assert!(node.holds("gone", Provisioning::Thin, None).is_ok());
+    }
+}
