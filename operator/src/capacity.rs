@@ -193,7 +193,11 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
         let registration = registration::observe(cluster, &node);
         let encrypts = |node: &StorageNode| node.encrypts(parameters.encryption).is_ok();
         let able = storage_node.filter(|node| encrypts(node));
-        let offered = |pool| pool_for_new_volumes(pool, able, &registration).ok();
+        let kind = parameters.attributes.provisioning;
+        let offered = |pool| {
+            let able = able.filter(|node| node.holds(pool, kind, parameters.encryption).is_ok());
+            pool_for_new_volumes(pool, able, &registration).ok()
+        };
         numbers(parameters.pools.iter().filter_map(offered), &parameters)
     };
     let (capacity, maximum) = parameters(&class).map(of_class).unwrap_or_default();

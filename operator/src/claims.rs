@@ -192,12 +192,20 @@ fn pool_problem(
     cluster: &ClusterState,
     class: &StorageClass,
     pool: &str,
-    provisioning: Provisioning,
+    parameters: &Parameters,
 ) -> Option<Problem> {
     let (class, name) = (class.name_any(), pool.to_owned());
     let Some(guard) = cluster.pool(pool) else {
         return Some(Problem::PoolMissing { class, pool: name });
     };
+    let provisioning = parameters.attributes.provisioning;
+    if let Ok(declared) = &guard.0 {
+        let source = &declared.spec.source;
+        if let Err(why) = source.holds(pool, provisioning, parameters.encryption) {
+            let why = why.message;
+            return Some(Problem::VolumeGroup { pool: name, why });
+        }
+    }
     let is_thin_alone = |declared: &StoragePool| {
         Overcommit::of(declared, || cluster.thick_in(pool)).is_for_thin_alone()
     };
@@ -215,8 +223,7 @@ fn class_problem(cluster: &ClusterState, class: &StorageClass) -> Option<Problem
         Ok(parameters) => parameters,
         Err(problem) => return Some(problem),
     };
-    let provisioning = parameters.attributes.provisioning;
-    let of_pool = |pool| pool_problem(cluster, class, pool, provisioning);
+    let of_pool = |pool| pool_problem(cluster, class, pool, &parameters);
     parameters.pools.iter().find_map(of_pool)
 }
 
@@ -253,7 +260,7 @@ fn claim_problem(
     let request = VolumeRequest::of(spec, &parameters)?;
     let provisioning = request.provisioning;
     let in_pool = |pool: &str| {
-        pool_problem(cluster, &class, pool, provisioning).or_else(|| {
+        pool_problem(cluster, &class, pool, &parameters).or_else(|| {
             let rooms = rooms.of(cluster, &class, pool, provisioning);
             request.problem(pool, &rooms)
         })
@@ -321,5 +328,69 @@ impl Subject {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{EventReason, testing::volume_group_source};
+    use kube::core::DeserializeGuard;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{pool, put};
+
+    fn class(parameters: &serde_json::Value) -> StorageClass {
+        serde_json::from_value(json!({
+            "metadata": {"name": "gold"}, "provisioner": names::DRIVER, "parameters": parameters,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_class_whose_volumes_a_volume_group_does_not_hold_says_what_to_change() {
+        let cluster = ClusterState::unwatched();
+        let mut group = pool("group", &[]);
+        group.spec.source = volume_group_source("vg-data");
+        put(&cluster.pools, "group", DeserializeGuard(Ok(group)));
+        let image = pool("image", &[]);
+        put(&cluster.pools, "image", DeserializeGuard(Ok(image)));
+        let problem = |parameters| class_problem(&cluster, &class(&parameters));
+        let thin = problem(json!({"pool": "group"})).unwrap();
+        assert_eq!(thin.reason(), EventReason::PoolIsVolumeGroup);
+        assert!(
+            thin.event().note.starts_with(
+                "pool group is a volume group, which holds thick volumes only: set provisioning: thick in the \
+                 StorageClass"
+            ),
+            "{thin:?}"
+        );
+        let thick = json!({"pool": "group", "provisioning": "thick"});
+        assert_eq!(problem(thick.clone()), None);
+        assert_eq!(problem(json!({"pool": "image"})), None);
+        let encrypted = json!({"pool": "group", "provisioning": "thick", "encryption": "luks2",
+            "csi.storage.k8s.io/node-stage-secret-name": "key",
+            "csi.storage.k8s.io/node-stage-secret-namespace": "keys",
+            "csi.storage.k8s.io/node-expand-secret-name": "key",
+            "csi.storage.k8s.io/node-expand-secret-namespace": "keys"});
+        let encrypted = problem(encrypted).unwrap();
+        assert!(
+            encrypted.event().note.contains("remove encryption"),
+            "{encrypted:?}"
+        );
+
+        // A VolumeAttributesClass changes what a claim requests.
+        let thin = serde_json::from_value(json!({
+            "metadata": {"name": "thin"}, "driverName": names::DRIVER, "parameters": {"provisioning": "thin"},
+        }));
+        put(&cluster.attributes_classes, "thin", thin.unwrap());
+        put(&cluster.classes, "gold", class(&thick));
+        let claim = serde_json::from_value(json!({
+            "metadata": {"name": "data", "namespace": "shop", "uid": "u"},
+            "spec": {"storageClassName": "gold", "volumeAttributesClassName": "thin",
+                "resources": {"requests": {"storage": "1Gi"}}},
+        }));
+        let found = claim_problem(&cluster, &Rooms::default(), &claim.unwrap()).unwrap();
+        assert_eq!(found.reason(), EventReason::PoolIsVolumeGroup);
     }
 }

@@ -148,14 +148,23 @@ fn desired(
         return None;
     }
     let usable = pool.spec.usable_on_new_node()?;
-    let empty = NodePoolStatus {
+    let empty = empty(pool, usable);
+    let kind = parameters.attributes.provisioning;
+    let source = &pool.spec.source;
+    let holds = source.holds(&pool.name_any(), kind, parameters.encryption);
+    let offered = holds.is_ok().then_some(&empty);
+    let (room, maximum) = numbers(offered.into_iter(), parameters);
+    Some(object(class, pool, room, maximum))
+}
+
+/// What a new node will report of the pool.
+fn empty(pool: &StoragePool, usable: Bytes) -> NodePoolStatus {
+    NodePoolStatus {
         usable,
         thin_room: room(pool, usable, Provisioning::Thin),
         thick_room: room(pool, usable, Provisioning::Thick),
         ..NodePoolStatus::default()
-    };
-    let (room, maximum) = numbers(std::iter::once(&empty), parameters);
-    Some(object(class, pool, room, maximum))
+    }
 }
 
 /// Total room of a new node for volumes with this provisioning, in bytes.
@@ -206,9 +215,13 @@ fn same_numbers(left: &CSIStorageCapacity, right: &CSIStorageCapacity) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+    use kube::core::DeserializeGuard;
 
     use super::*;
+    use crate::testing::put;
 
     fn pool(spec: &serde_json::Value) -> StoragePool {
         serde_json::from_value(json!({"metadata": {"name": "fast", "uid": "u"}, "spec": spec}))
@@ -243,6 +256,27 @@ mod tests {
         spec["overcommitPercent"] = json!(200);
         assert_eq!(of(&spec, Provisioning::Thin), Bytes::gib(180));
         assert_eq!(of(&spec, Provisioning::Thick), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_volume_group_has_room_only_for_volumes_that_it_holds() {
+        let cluster = ClusterState::unwatched();
+        let mut spec = image_pool();
+        spec["source"] = json!({"volumeGroup": {"name": "vg-data"}});
+        spec["autoscaling"] = json!({"usableOnNewNode": "90Gi"});
+        let pool = pool(&spec);
+        put(&cluster.pools, "fast", DeserializeGuard(Ok(pool)));
+        for (provisioning, expected) in [("thick", Bytes::gib(90)), ("thin", Bytes::ZERO)] {
+            let pairs = [("pool", "fast"), ("provisioning", provisioning)];
+            let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let parameters = Parameters::parse(&BTreeMap::from(pairs)).unwrap();
+            let made = desired(&cluster, "gold", "fast", &parameters).unwrap();
+            let published = Published::of(&made).unwrap();
+            assert_eq!(
+                (published.capacity, published.maximum),
+                (expected, expected)
+            );
+        }
     }
 
     #[test]

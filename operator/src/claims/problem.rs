@@ -27,6 +27,8 @@ pub(super) enum Problem {
     PoolMissing { class: String, pool: String },
     /// A thick volume is requested, and the pool of the class holds thin ones only.
     Overcommitted { class: String, pool: String },
+    /// The pool is a volume group, and holds no such volume.
+    VolumeGroup { pool: String, why: String },
     /// No node that the claim allows carries the pool.
     NoNodes { pool: String },
     /// The pool takes no volumes on any node that the claim allows.
@@ -136,6 +138,7 @@ impl Problem {
             Self::Parameters { .. } => EventReason::InvalidParameters,
             Self::PoolMissing { .. } => EventReason::PoolMissing,
             Self::Overcommitted { .. } => EventReason::PoolOvercommitted,
+            Self::VolumeGroup { .. } => EventReason::PoolIsVolumeGroup,
             Self::NoNodes { .. } => EventReason::NoNodes,
             Self::NotReady { .. } => EventReason::PoolNotReady,
             Self::NoSpace(_) => EventReason::NoSpace,
@@ -153,6 +156,7 @@ impl Problem {
             Self::Parameters { .. }
             | Self::PoolMissing { .. }
             | Self::Overcommitted { .. }
+            | Self::VolumeGroup { .. }
             | Self::NoNodes { .. }
             | Self::NotReady { .. }
             | Self::NoSpace(_)
@@ -188,6 +192,7 @@ impl Problem {
             Self::Overcommitted { class, pool } => format!(
                 "a thick volume of StorageClass {class} is requested, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use classes with provisioning: thin"
             ),
+            Self::VolumeGroup { why, .. } => why.clone(),
             Self::NoNodes { pool } => format!(
                 "no node that the claim allows carries StoragePool {pool}: check the node selector of the pool and the allowed topologies of the class"
             ),
@@ -237,6 +242,7 @@ impl Problem {
                 pool,
                 "it allows overcommitment, so it holds thin volumes only".to_owned(),
             ),
+            Self::VolumeGroup { pool, why } => (pool, why.clone()),
             Self::NoNodes { pool } => (pool, "no node that the claim allows carries it".to_owned()),
             Self::NotReady { pool, nodes } => (pool, nodes.join(", ")),
             Self::NoSpace(shortage) => (&shortage.pool, shortage.fits_now()),
@@ -258,6 +264,7 @@ fn most_hopeful(problems: &[Problem]) -> EventReason {
         EventReason::TooLarge,
         EventReason::PoolNotReady,
         EventReason::PoolOvercommitted,
+        EventReason::PoolIsVolumeGroup,
         EventReason::NoNodes,
     ];
     let is_there = |reason: &EventReason| problems.iter().any(|it| it.reason() == *reason);

@@ -124,6 +124,9 @@ impl Move<'_> {
         for name in together_with {
             volumes.extend(self.pool_volume(name).await?);
         }
+        if let Err(why) = target::are_movable(&self.context.cluster, &volumes) {
+            return Ok(Err(why));
+        }
         if let Some(node) = &self.object.spec.to_node {
             let taken = target::takes(&self.context.cluster, node, &volumes);
             return Ok(taken.map(|_| node.clone()));

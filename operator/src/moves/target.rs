@@ -9,6 +9,20 @@ use kube::ResourceExt as _;
 use super::stages::size_of;
 use crate::{availability::pool_for_new_volumes, cluster_state::ClusterState, registration};
 
+/// Whether the pools of volumes that move together let their volumes move. Fails with the reason if one does not.
+pub(super) fn are_movable(
+    cluster: &ClusterState,
+    volumes: &[PoolVolume],
+) -> Result<(), Explanation> {
+    for PoolVolume { spec, .. } in volumes {
+        let guard = cluster.storage_node(&spec.node_name);
+        let node = guard.as_deref().and_then(|guard| guard.0.as_ref().ok());
+        node.map_or(Ok(()), |node| node.copies(&spec.pool_name))
+            .map_err(|why| Explanation::new(Reason::NotMovable, why.message))?;
+    }
+    Ok(())
+}
+
 /// The nodes that can take volumes that move together, those with the most room first. Fails with the reasons if
 /// there is none.
 pub(super) fn candidates(
@@ -92,7 +106,10 @@ pub(super) fn closed_to_pods(node: &Node) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::testing::ready_volume;
+    use cistern_crds::{
+        PoolSource,
+        testing::{image_source, ready_volume, volume_group_source},
+    };
     use serde_json::json;
 
     use super::*;
@@ -117,6 +134,30 @@ mod tests {
         let tainted = with(taint("NoSchedule"), "True");
         assert_eq!(why(&tainted), "has the taint dedicated");
         assert_eq!(why(&with(taint("PreferNoSchedule"), "True")), "");
+    }
+
+    #[test]
+    fn a_volume_in_a_volume_group_does_not_move_and_neither_do_those_of_its_pods() {
+        let cluster = ClusterState::unwatched();
+        let volume = ready_volume();
+        let (node, pool) = (&volume.spec.node_name, &volume.spec.pool_name);
+        let carries = |source: PoolSource| {
+            let mut own = storage_node(node).carrying(pool).build();
+            own.spec.pools[0].source = source;
+            let own = kube::core::DeserializeGuard(Ok(own));
+            put(&cluster.storage_nodes, node, own);
+        };
+        let mut other = volume.clone();
+        other.spec.pool_name = "another".to_owned();
+        let together = [other, volume.clone()];
+        assert_eq!(are_movable(&cluster, &together), Ok(()));
+        carries(image_source(Bytes::gib(1)));
+        assert_eq!(are_movable(&cluster, &together), Ok(()));
+        carries(volume_group_source("vg"));
+        let why = are_movable(&cluster, &together).unwrap_err();
+        assert_eq!(why.reason, Reason::NotMovable);
+        let expected = format!("pool {pool} is a volume group");
+        assert!(why.message.contains(&expected), "{why}");
     }
 
     #[test]

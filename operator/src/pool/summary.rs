@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, Explanation, NodePoolStatus, Provisioning, Reason, StoragePool,
-    StoragePoolStatus,
+    Bytes, ConditionType, Explanation, NodePoolStatus, Reason, StoragePool, StoragePoolStatus,
     condition::{self, ConditionUpdate},
     names,
 };
@@ -103,7 +102,7 @@ pub(super) fn summarize(
     let reported = || present().filter_map(|share| share.status.as_ref());
     let nodes = count(shares.len() - leaving.count());
     let nodes_ready = count(ready.clone().count());
-    let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume(Provisioning::Thin));
+    let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume_of_any());
     let mut conditions = current.conditions.clone();
     let overcommit = declaration.overcommit.map(Overcommit::finding);
     let findings = [
@@ -394,6 +393,15 @@ mod tests {
             message,
             "1 of 3 nodes are not ready: w3: pod x on w3 is not ready"
         );
+    }
+
+    #[test]
+    fn the_largest_volume_of_a_volume_group_is_a_thick_one() {
+        let mut one = Share::clone(&share("w1", READY, Some(Bytes::gib(4))));
+        let reported = one.status.as_mut().unwrap();
+        (reported.thin_room, reported.thick_room) = (Bytes::ZERO, Bytes::gib(3));
+        let status = status(&declaration(), &[Arc::new(one)], &kept(&[]));
+        assert_eq!(status.largest_volume, Bytes::gib(3));
     }
 
     #[test]
