@@ -104,10 +104,12 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         volumes::Error::Placement(PlacementError::TooLarge { .. })
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
+        // The parameters of the class are wrong for its pools.
+        volumes::Error::Placement(PlacementError::NotInVolumeGroup { .. }) => Code::InvalidArgument,
         // INVALID_ARGUMENT is infeasible to external-resizer, which then waits for another class. A
         // pool that is full now may have room soon.
         volumes::Error::AttributesNotPossible { why, .. } => {
-            if why.reason == Reason::Overcommitted {
+            if matches!(why.reason, Reason::Overcommitted | Reason::NotInVolumeGroup) {
                 Code::InvalidArgument
             } else {
                 Code::OutOfRange

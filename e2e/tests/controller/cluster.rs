@@ -8,7 +8,7 @@ use cistern_crds::{
     Reason, StorageNode, StorageNodeSpec,
     condition::{self, ConditionUpdate},
     names,
-    testing::{image_source, node_pool},
+    testing::{image_source, node_pool, volume_group_source},
     time::from_kubernetes,
 };
 use cistern_e2e::{ControlPlane, eventually};
@@ -66,10 +66,21 @@ impl Cluster {
 
     /// Cordons a pool on a node, as the operator does.
     pub(crate) async fn cordon(&self, node: &str, pool: &str) {
+        self.change_pool(node, pool, |entry| entry.cordoned = true)
+            .await;
+    }
+
+    /// Makes the pool of this test a volume group on a node.
+    pub(crate) async fn declare_volume_group(&self, node: &str) {
+        let group = volume_group_source("vg-data");
+        self.change_pool(node, &self.pool, |entry| entry.source = group)
+            .await;
+    }
+
+    async fn change_pool(&self, node: &str, pool: &str, change: impl FnOnce(&mut NodePool)) {
         let name = self.node(node);
         let mut pools = self.nodes.get(&name).await.unwrap().spec.pools;
-        let entry = pools.iter_mut().find(|entry| entry.name == pool).unwrap();
-        entry.cordoned = true;
+        change(pools.iter_mut().find(|entry| entry.name == pool).unwrap());
         let patch = Patch::Merge(json!({"spec": {"pools": pools}}));
         let parameters = PatchParams::default();
         self.nodes.patch(&name, &parameters, &patch).await.unwrap();

@@ -20,7 +20,7 @@ use crate::cluster::{PATIENCE, SHORT};
 type Client = GroupControllerClient<Channel>;
 
 /// Returns a request for a group of these volumes.
-fn wanted(name: &str, volumes: &[String]) -> v1::CreateVolumeGroupSnapshotRequest {
+pub(crate) fn wanted(name: &str, volumes: &[String]) -> v1::CreateVolumeGroupSnapshotRequest {
     v1::CreateVolumeGroupSnapshotRequest {
         name: name.to_owned(),
         source_volume_ids: volumes.to_vec(),

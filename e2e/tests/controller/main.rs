@@ -20,6 +20,7 @@ mod replicas;
 mod several_pools;
 mod snapshots;
 mod sources;
+mod volume_groups;
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -41,7 +41,7 @@ pub(crate) async fn taken(
 }
 
 /// Returns a request for a snapshot of a volume.
-fn of(name: &str, volume: &str) -> v1::CreateSnapshotRequest {
+pub(crate) fn of(name: &str, volume: &str) -> v1::CreateSnapshotRequest {
     v1::CreateSnapshotRequest {
         name: name.to_owned(),
         source_volume_id: volume.to_owned(),
@@ -50,7 +50,7 @@ fn of(name: &str, volume: &str) -> v1::CreateSnapshotRequest {
 }
 
 /// Calls CreateSnapshot with a deadline, as the snapshotter does.
-async fn take(
+pub(crate) async fn take(
     mut client: Client,
     request: v1::CreateSnapshotRequest,
     timeout: Duration,

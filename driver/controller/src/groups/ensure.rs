@@ -4,12 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use cistern_crds::PoolSnapshotGroup;
+use cistern_crds::{Explanation, PoolSnapshotGroup, PoolVolume, PoolVolumeSpec};
 use futures::{FutureExt as _, future::try_join_all};
+use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::{Error, Groups, ListedGroup, NewGroup};
 use crate::objects::{
+    advice::advice,
     ensure::{Attempt, attempt},
     in_flight::Operation,
 };
@@ -50,11 +52,35 @@ impl Groups {
     async fn create(&self, wanted: &NewGroup) -> Result<Option<PoolSnapshotGroup>, Error> {
         let volumes =
             try_join_all(wanted.volumes.iter().map(|id| self.snapshots.volume(id))).await?;
+        for (volume, _) in &volumes {
+            self.check(wanted, volume)?;
+        }
         let nodes: BTreeSet<&str> = volumes.iter().map(|(it, _)| &*it.spec.node_name).collect();
         let created = self.objects.create(&wanted.on(&nodes)).await?;
         if created.is_some() {
             tracing::info!(group = wanted.id(), ?nodes, "group snapshot requested");
         }
         Ok(created)
+    }
+
+    /// Fails if the pool of a volume has no snapshots.
+    fn check(&self, wanted: &NewGroup, volume: &PoolVolume) -> Result<(), Error> {
+        let PoolVolumeSpec {
+            node_name: node,
+            pool_name: pool,
+            ..
+        } = &volume.spec;
+        self.objects
+            .nodes()
+            .copies(node, pool)
+            .map_err(|why| Error::Refused {
+                group: wanted.id(),
+                node: node.clone(),
+                advice: advice(why.reason, pool),
+                why: Explanation {
+                    message: format!("volume {}: {why}", volume.name_any()),
+                    ..why
+                },
+            })
     }
 }

@@ -308,6 +308,7 @@ mod tests {
             Reason::NoSpace,
             Reason::SnapshotLimitReached,
             Reason::TooManyExtents,
+            Reason::NotInVolumeGroup,
             Reason::SourceMissing,
             Reason::FreezeFailed,
             Reason::PoolUnknown,

@@ -21,6 +21,9 @@ pub fn advice(reason: Reason, pool: &str) -> String {
             "make the copy as large as its source, so that it needs no check, and expand it later"
                 .to_owned()
         }
+        Reason::NotInVolumeGroup => {
+            "use a pool with source image or device, or back up from the pod".to_owned()
+        }
         Reason::FreezeFailed => {
             "try again when the volume is written less, or use a class with consistency \"crash\""
                 .to_owned()
@@ -46,6 +49,7 @@ mod tests {
             (Reason::SnapshotLimitReached, "StoragePool fast"),
             (Reason::TooManyExtents, "limits.maximumExtents"),
             (Reason::TooLargeToCheck, "as large as its source"),
+            (Reason::NotInVolumeGroup, "back up from the pod"),
             (Reason::FreezeFailed, "crash"),
             (Reason::PoolNotReady, "ready"),
         ] {

@@ -6,7 +6,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
-use cistern_crds::{Explanation, StorageNode, availability::available_pool};
+use cistern_crds::{
+    Encryption, Explanation, Provisioning, StorageNode, availability::available_pool,
+};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use parking_lot::RwLock;
@@ -64,6 +66,28 @@ impl Nodes {
         })?
     }
 
+    /// Whether volumes of a pool on a node can be snapshotted and cloned. Fails with the reason. Succeeds before the first
+    /// list is complete: the agent decides.
+    pub fn copies(&self, node: &str, pool: &str) -> Result<(), Explanation> {
+        let copies = |node: Option<&StorageNode>| node.map_or(Ok(()), |it| it.copies(pool));
+        self.inspect(node, copies).unwrap_or(Ok(()))
+    }
+
+    /// Whether a pool on a node holds such volumes. Fails with the reason. Succeeds before the first list is complete:
+    /// the agent decides.
+    pub fn holds(
+        &self,
+        node: &str,
+        pool: &str,
+        provisioning: Provisioning,
+        encryption: Option<Encryption>,
+    ) -> Result<(), Explanation> {
+        let holds = |node: Option<&StorageNode>| {
+            node.map_or(Ok(()), |it| it.holds(pool, provisioning, encryption))
+        };
+        self.inspect(node, holds).unwrap_or(Ok(()))
+    }
+
     /// Runs `look` on a node, or on None if it does not exist. Returns None before the first list
     /// is complete.
     pub fn inspect<T>(
@@ -111,7 +135,7 @@ pub(crate) mod tests {
     use cistern_crds::{
         Bytes, ConditionType, NodePoolStatus, Reason, StorageNodeSpec, StorageNodeStatus,
         condition::{self, ConditionUpdate},
-        testing::{image_source, node_pool},
+        testing::{image_source, node_pool, volume_group_source},
     };
 
     use super::*;
@@ -134,6 +158,14 @@ pub(crate) mod tests {
             pools: vec![pool],
             ..StorageNodeStatus::default()
         });
+        node
+    }
+
+    /// A node whose pool `fast` is a volume group with this much room, and nothing else takes.
+    pub(crate) fn node_of_volume_group(name: &str, room: Bytes) -> StorageNode {
+        let mut node = node(name, room, room);
+        node.spec.pools[0].source = volume_group_source("vg");
+        node.status.as_mut().unwrap().pools[0].thin_room = Bytes::ZERO;
         node
     }
 
@@ -190,6 +222,27 @@ pub(crate) mod tests {
         let mut fresh = fit;
         fresh.status = None;
         assert_eq!(reason(&fresh, "fast"), Reason::Pending);
+    }
+
+    #[test]
+    fn what_a_volume_group_cannot_have_is_known_with_the_first_list() {
+        let nodes = Nodes::new();
+        let refusals = || {
+            let holds = |kind, encryption| nodes.holds("a", "fast", kind, encryption);
+            [
+                nodes.copies("a", "fast"),
+                holds(Provisioning::Thin, None),
+                holds(Provisioning::Thick, Some(Encryption::Luks2)),
+            ]
+            .map(|it| it.map_err(|why| why.reason))
+        };
+        assert_eq!(refusals(), [Ok(()); 3]);
+        let group = node_of_volume_group("a", Bytes::gib(1));
+        nodes.apply_event(Event::Apply(group), &mut Known::new());
+        assert_eq!(refusals(), [Err(Reason::NotInVolumeGroup); 3]);
+        let thick = nodes.holds("a", "fast", Provisioning::Thick, None);
+        assert_eq!(thick, Ok(()));
+        assert_eq!(nodes.copies("gone", "fast"), Ok(()));
     }
 
     #[test]

@@ -105,11 +105,13 @@ impl Snapshots {
             });
         }
         let (node, pool) = (&volume.spec.node_name, &volume.spec.pool_name);
-        if let Some(unavailable) = self.objects.nodes().unavailable(node, pool) {
+        let nodes = self.objects.nodes();
+        let never = nodes.copies(node, pool).err();
+        if let Some(why) = never.or_else(|| nodes.unavailable(node, pool)) {
             let refusal = Refusal {
                 node: node.clone(),
                 pool: pool.clone(),
-                why: unavailable,
+                why,
             };
             return Err(refused(wanted, refusal));
         }

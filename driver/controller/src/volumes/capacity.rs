@@ -57,8 +57,13 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
             pools.is_none_or(|pools| pools.contains(name))
         };
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
+        let holds = |name: &&str| {
+            let held = node.holds(name, query.provisioning, query.encryption);
+            held.is_ok()
+        };
         for pool in declared
             .filter(asked)
+            .filter(holds)
             .filter_map(|name| node.pool_for_new_volumes(name).ok())
         {
             let header = Encryption::header_of(query.encryption);
@@ -81,7 +86,7 @@ mod tests {
     use cistern_crds::{ConditionType, node::NodeEncryption};
 
     use super::*;
-    use crate::objects::nodes::tests::{node, set};
+    use crate::objects::nodes::tests::{node, node_of_volume_group, set};
 
     fn query(pool: Option<&str>, places: Option<&[&str]>) -> CapacityQuery {
         CapacityQuery {
@@ -167,6 +172,14 @@ mod tests {
         able.status.get_or_insert_default().encryption = Some(NodeEncryption::default());
         let found = capacity(&encrypted, &[Arc::new(able)]);
         assert_eq!(found.maximum, Bytes::mib(10 * 1024 - 16));
+
+        let mut group = node_of_volume_group("a", Bytes::gib(30));
+        group.status.get_or_insert_default().encryption = Some(NodeEncryption::default());
+        let group = [Arc::new(group)];
+        encrypted.provisioning = Provisioning::Thick;
+        assert_eq!(capacity(&encrypted, &group).available, Bytes::ZERO);
+        encrypted.encryption = None;
+        assert_eq!(capacity(&encrypted, &group).available, Bytes::gib(30));
 
         let small = [Arc::new(node("a", Bytes::mib(299), Bytes::gib(10)))];
         let mut xfs = query(None, None);

@@ -90,6 +90,7 @@ impl Volumes {
             }
             Some(reference) => {
                 let source = self.source(reference).await?;
+                source.is_copied(self.objects.nodes())?;
                 let wanted = source.complete(wanted)?;
                 let chosen = self.choose_for_copy(&source, &wanted, refusals).await;
                 let Choice { node, pool, .. } = chosen?;

@@ -60,6 +60,7 @@ impl Volumes {
                             why,
                         });
                     }
+                    self.is_held(&volume, attributes)?;
                     asked = true;
                     operation.note("the API server to take the new attributes");
                     self.set_attributes(&volume, attributes).await?
@@ -81,6 +82,20 @@ impl Volumes {
             };
             volume = next.ok_or_else(|| not_found::<PoolVolume>(operation.name()))?;
         }
+    }
+
+    /// Fails if the pool of the volume never holds volumes with these attributes.
+    fn is_held(&self, volume: &PoolVolume, attributes: VolumeAttributes) -> Result<(), Error> {
+        let spec = &volume.spec;
+        let nodes = self.objects.nodes();
+        let kind = attributes.provisioning;
+        nodes
+            .holds(&spec.node_name, &spec.pool_name, kind, spec.encryption)
+            .map_err(|why| Error::AttributesNotPossible {
+                volume: volume.name_any(),
+                attributes: Box::new(attributes),
+                why,
+            })
     }
 
     /// Changes spec.attributes and returns the object, also after a conflicting write.

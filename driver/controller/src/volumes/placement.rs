@@ -43,6 +43,12 @@ pub enum Error {
         /// The reason of each node and pool.
         why: String,
     },
+    /// Each pool that could take it is a volume group, which never holds such a volume.
+    #[error("{why}")]
+    NotInVolumeGroup {
+        /// What a volume group holds, and what to do.
+        why: String,
+    },
     /// No node could hold it, even with an empty pool (CV-10, GC-06).
     #[error("{size} is more than any node can hold in {pools}: the largest volume is {largest}")]
     TooLarge {
@@ -118,9 +124,7 @@ fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Can
         wanted.pools.iter().map(move |pool| Candidate {
             node: node.name_any(),
             pool,
-            status: node
-                .encrypts(wanted.encryption)
-                .and_then(|()| node.pool_for_new_volumes(pool)),
+            status: can_hold(wanted, node, pool).and_then(|()| node.pool_for_new_volumes(pool)),
         })
     };
     let mut candidates: Vec<Candidate<'_>> =
@@ -139,6 +143,19 @@ fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Can
         )
     });
     candidates
+}
+
+/// Fails if the pool on the node cannot hold such a volume, whatever its room. What a node lacks does not count if it
+/// does not carry the pool.
+fn can_hold(wanted: &NewVolume, node: &StorageNode, pool: &str) -> Result<(), Explanation> {
+    let Some(source) = node.source_of(pool) else {
+        return Ok(());
+    };
+    if wanted.source.is_some() {
+        source.copies(pool)?;
+    }
+    source.holds(pool, wanted.attributes.provisioning, wanted.encryption)?;
+    node.encrypts(wanted.encryption)
 }
 
 /// Why the pool on the node cannot take the volume; None if it can. Names the pool if the class has
@@ -198,6 +215,21 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
         .iter()
         .filter(|candidate| carries(candidate))
         .collect();
+    let never = |candidate: &&Candidate<'_>| {
+        let why = refused(candidate, refusals).map(|refusal| &refusal.why);
+        let why = why.or_else(|| candidate.status.as_ref().err())?;
+        (why.reason == Reason::NotInVolumeGroup).then(|| why.message.clone())
+    };
+    let able: Vec<&Candidate<'_>> = carriers
+        .iter()
+        .copied()
+        .filter(|it| never(it).is_none())
+        .collect();
+    if able.is_empty()
+        && let Some(why) = carriers.iter().find_map(never)
+    {
+        return Error::NotInVolumeGroup { why };
+    }
     let too_large = |candidate: &&Candidate<'_>| match refused(candidate, refusals) {
         Some(refusal) => refusal.why.reason == Reason::TooLarge,
         None => candidate
@@ -205,10 +237,10 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
             .as_ref()
             .is_ok_and(|pool| pool.usable < size),
     };
-    if !carriers.is_empty() && carriers.iter().all(too_large) {
+    if !able.is_empty() && able.iter().all(too_large) {
         let usable =
             |candidate: &&Candidate<'_>| candidate.status.as_ref().ok().map(|pool| pool.usable);
-        let largest = carriers.iter().filter_map(usable).max().unwrap_or_default();
+        let largest = able.iter().filter_map(usable).max().unwrap_or_default();
         return Error::TooLarge {
             pools,
             size,

@@ -16,7 +16,7 @@ use kube::ResourceExt as _;
 use super::{ListedVolume, NewVolume, Requirement, Volumes, placement};
 use crate::objects::{
     self, ManagedObject, advice::advice, follow::Refusal, listed_snapshot::ListedSnapshot,
-    listing::Listed as _, named, not_found,
+    listing::Listed as _, named, nodes::Nodes, not_found,
 };
 
 /// A snapshot or a volume, as a request names it.
@@ -127,6 +127,17 @@ impl Source {
             node_name: (node != self.node).then(|| self.node.clone()),
             snapshot_name: self.snapshot.clone(),
         }
+    }
+
+    /// Fails if the pool of the source has no snapshots and clones.
+    pub(super) fn is_copied(&self, nodes: &Nodes) -> Result<(), Error> {
+        let copies = nodes.copies(&self.node, &self.pool);
+        copies.map_err(|why| Error::Refused {
+            origin: self.reference.named(),
+            node: self.node.clone(),
+            advice: advice(why.reason, &self.pool),
+            message: why.message,
+        })
     }
 
     /// Whether a copy on a node needs a snapshot first: it takes long, and a volume changes meanwhile.
@@ -399,7 +410,7 @@ pub(super) fn refused(reference: &SourceReference, refusal: &Refusal) -> Option<
     let origin = reference.named();
     match refusal.why.reason {
         Reason::SourceMissing => Some(objects::Error::NotFound { object: origin }.into()),
-        Reason::TooManyExtents | Reason::TooLargeToCheck => Some(
+        Reason::TooManyExtents | Reason::TooLargeToCheck | Reason::NotInVolumeGroup => Some(
             Error::Refused {
                 origin,
                 node: refusal.node.clone(),

@@ -117,6 +117,13 @@ fn of_volumes() -> Vec<Row> {
             false,
         ),
         (
+            placement(PlacementError::NotInVolumeGroup {
+                why: "a volume group holds thick volumes only".into(),
+            }),
+            Code::InvalidArgument,
+            false,
+        ),
+        (
             volumes::Error::SizeNotPossible {
                 volume: "pvc-1".into(),
                 why: "the volume can grow to 2Gi".into(),
@@ -131,6 +138,11 @@ fn of_volumes() -> Vec<Row> {
         ),
         (
             attributes_refused(Reason::Overcommitted, "the pool holds thin volumes only"),
+            Code::InvalidArgument,
+            false,
+        ),
+        (
+            attributes_refused(Reason::NotInVolumeGroup, "the pool is a volume group"),
             Code::InvalidArgument,
             false,
         ),
@@ -236,6 +248,7 @@ fn cs_08_cs_13_ds_05_errors_of_snapshots_have_their_codes() {
             Code::FailedPrecondition,
         ),
         (refused(Reason::TooManyExtents), Code::FailedPrecondition),
+        (refused(Reason::NotInVolumeGroup), Code::FailedPrecondition),
         (refused(Reason::FreezeFailed), Code::FailedPrecondition),
         (refused(Reason::AgentMissing), Code::FailedPrecondition),
         (refused(Reason::SourceMissing), Code::NotFound),

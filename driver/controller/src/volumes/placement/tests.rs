@@ -1,10 +1,13 @@
-use cistern_crds::{ConditionType, Provisioning};
+use cistern_crds::{ConditionType, Encryption, Provisioning, SourceKind};
 use proptest::{prelude::*, sample};
 
 use super::*;
 use crate::{
-    objects::nodes::tests::{node, set},
-    volumes::request::{Requirement, tests::wanted},
+    objects::nodes::tests::{node, node_of_volume_group, set},
+    volumes::{
+        SourceReference,
+        request::{Requirement, tests::wanted},
+    },
 };
 
 /// Nodes by name and gibibytes of room, each with 10 GiB usable.
@@ -105,6 +108,55 @@ fn room_is_that_of_the_kind_and_overcommitment_makes_no_single_volume_fit() {
     ));
     assert!(choose(&request(10, None, &[]), &nodes, &[]).is_ok());
     assert!(choose(&request(11, None, &[]), &nodes, &[]).is_err());
+}
+
+#[test]
+fn a_volume_that_only_volume_groups_could_take_and_never_hold_is_told_what_to_change() {
+    let group = Arc::new(node_of_volume_group("a", Bytes::gib(8)));
+    let mut wanted = request(1, None, &[]);
+    let refused = |wanted: &NewVolume, nodes: &[Arc<StorageNode>]| {
+        let error = choose(wanted, nodes, &[]).unwrap_err();
+        let is_final = matches!(error, Error::NotInVolumeGroup { .. });
+        (is_final, error.to_string())
+    };
+    let only = std::slice::from_ref(&group);
+    let (is_final, message) = refused(&wanted, only);
+    assert!(
+        is_final && message.contains("set provisioning: thick"),
+        "{message}"
+    );
+    wanted.attributes.provisioning = Provisioning::Thick;
+    assert_eq!(choose(&wanted, only, &[]).unwrap().node, "a");
+    wanted.encryption = Some(Encryption::Luks2);
+    let mut without = node("c", Bytes::gib(8), Bytes::gib(8));
+    without.spec.pools.clear();
+    let with_another = [Arc::clone(&group), Arc::new(without)];
+    let (is_final, message) = refused(&wanted, &with_another);
+    assert!(
+        is_final && message.contains("remove encryption"),
+        "{message}"
+    );
+    wanted.encryption = None;
+    wanted.source = Some(SourceReference {
+        kind: SourceKind::Volume,
+        id: "pvc-1".into(),
+    });
+    let (is_final, message) = refused(&wanted, only);
+    assert!(
+        is_final && message.contains("no snapshots and clones"),
+        "{message}"
+    );
+
+    // Another pool may have room later.
+    let thin = request(4, None, &[]);
+    let nodes = [group, Arc::new(node("b", Bytes::gib(1), Bytes::gib(10)))];
+    let (is_final, message) = refused(&thin, &nodes);
+    assert!(
+        !is_final && message.contains("b has room for 1Gi"),
+        "{message}"
+    );
+    let error = choose(&request(11, None, &[]), &nodes, &[]).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
 }
 
 #[test]
