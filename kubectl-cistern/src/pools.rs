@@ -1,8 +1,8 @@
 //! `pools`: pools and their capacity on each node. Pure.
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePoolStatus, Reason, StorageNode, StorageNodeStatus, StoragePool,
-    StoragePoolSpec, condition,
+    Bytes, ConditionType, NodePoolStatus, PoolSource, Reason, StorageNode, StorageNodeStatus,
+    StoragePool, StoragePoolSpec, condition,
     health::{PoolProblem, PoolSeverity},
 };
 use kube::{
@@ -67,7 +67,7 @@ pub struct PoolOnNode {
     /// about that.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Path of the block device; absent if the source of the pool is an image file.
+    /// Path of the block device; absent if the source of the pool is an image file or a volume group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// UUID of the pool's filesystem; absent until the pool is created.
@@ -96,7 +96,7 @@ pub struct Capacity {
     pub used_bytes: u64,
     /// Space that is physically free, accurate to about 1 %.
     pub free_bytes: u64,
-    /// Size of the largest thin volume that fits on one node.
+    /// Size of the largest volume that fits on one node.
     pub largest_volume_bytes: u64,
     /// Number of volumes.
     pub volumes: u32,
@@ -136,7 +136,7 @@ impl From<&NodePoolStatus> for Capacity {
             reserved_for_snapshots_bytes: pool.reserved_for_snapshots.0,
             used_bytes: pool.used.0,
             free_bytes: pool.free.0,
-            largest_volume_bytes: pool.largest_volume(cistern_crds::Provisioning::Thin).0,
+            largest_volume_bytes: pool.largest_volume_of_any().0,
             volumes: pool.volumes,
             snapshots: pool.snapshots,
         }
@@ -246,13 +246,19 @@ impl PoolOnNode {
 
 /// Describes the source of a pool's space.
 fn source(spec: &StoragePoolSpec) -> String {
-    match (&spec.source.image, &spec.source.device) {
-        (Some(image), _) => match &image.directory {
+    let PoolSource {
+        image,
+        device,
+        volume_group,
+    } = &spec.source;
+    match (image, device, volume_group) {
+        (Some(image), _, _) => match &image.directory {
             Some(directory) => format!("image {} in {directory}", image.size),
             None => format!("image {}", image.size),
         },
-        (None, Some(_)) => "device".to_owned(),
-        (None, None) => String::new(),
+        (None, Some(_), _) => "device".to_owned(),
+        (None, None, Some(group)) => format!("volume group {}", group.name),
+        (None, None, None) => String::new(),
     }
 }
 
@@ -395,7 +401,7 @@ fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2       
     }
 
     #[test]
-    fn the_source_of_a_pool_names_its_directory() {
+    fn the_source_of_a_pool_names_its_directory_or_its_volume_group() {
         let mut cluster = cluster();
         let source = |cluster: &_| {
             let pools = Pools::of(cluster, &Selection::default(), None);
@@ -405,6 +411,9 @@ fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2       
         let image = cluster.pools[0].spec.source.image.as_mut().unwrap();
         image.directory = Some("/data/cistern".to_owned());
         assert_eq!(source(&cluster), "image 11Gi in /data/cistern");
+        cluster.pools[0].spec.source =
+            object(serde_json::json!({"volumeGroup": {"name": "vg-data"}}));
+        assert_eq!(source(&cluster), "volume group vg-data");
     }
 
     #[test]

@@ -14,7 +14,10 @@ use std::{
     io::{self, BufRead, Write},
 };
 
-use cistern_crds::{NodePoolStatus, StorageNode, pool::ReplacedDisk};
+use cistern_crds::{
+    NodePoolStatus, StorageNode,
+    pool::{ReplacedDisk, VolumeGroupSource},
+};
 use serde_json::json;
 
 use crate::{
@@ -36,6 +39,19 @@ pub enum Error {
     InFile {
         /// Name of the pool.
         pool: String,
+        /// Name of the node.
+        node: String,
+    },
+    /// The pool is a volume group.
+    #[error(
+        "pool {pool} is volume group {group} of {node}, and not a disk of its own: nothing was changed; replace the \
+        disks of a volume group with LVM (pvmove, vgreduce)"
+    )]
+    InVolumeGroup {
+        /// Name of the pool.
+        pool: String,
+        /// Name of the volume group.
+        group: String,
         /// Name of the node.
         node: String,
     },
@@ -127,8 +143,14 @@ impl Disk {
     fn of(found: &StorageNode, pool: &str, node: &str) -> Result<Self, Error> {
         let mut entries = found.spec.pools.iter().filter(|entry| entry.name == pool);
         let (pool, node) = (pool.to_owned(), node.to_owned());
-        if entries.any(|entry| entry.source.device.is_none()) {
-            return Err(Error::InFile { pool, node });
+        if let Some(entry) = entries.find(|entry| entry.source.device.is_none()) {
+            return Err(match &entry.source.volume_group {
+                Some(VolumeGroupSource { name }) => {
+                    let group = name.clone();
+                    Error::InVolumeGroup { pool, group, node }
+                }
+                None => Error::InFile { pool, node },
+            });
         }
         let mut reported = found.status.iter().flat_map(|status| &status.pools);
         let Some(NodePoolStatus {
@@ -243,6 +265,12 @@ mod tests {
         node.spec.pools[0].source = object(json!({"image": {"size": "1Gi"}}));
         let in_file = Disk::of(&node, "fast", "worker-2");
         assert!(matches!(in_file, Err(Error::InFile { .. })));
+        node.spec.pools[0].source = object(json!({"volumeGroup": {"name": "vg-data"}}));
+        let in_group = Disk::of(&node, "fast", "worker-2").unwrap_err();
+        assert!(
+            in_group.to_string().contains("volume group vg-data"),
+            "{in_group}"
+        );
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Checks that StorageClasses have valid parameters and an existing pool. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use cistern_crds::{Parameters, names::DRIVER};
+use cistern_crds::{Parameters, PoolSource, StoragePool, names::DRIVER};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::ResourceExt;
+use kube::{ResourceExt, core::DeserializeGuard};
 
 use super::{facts::Facts, report::Check};
 
@@ -12,11 +12,18 @@ const CLASSES: &str = "storage classes";
 const DEFAULT: &str = "default class";
 const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
 
+/// The sources of all pools by their names; None for a pool that cannot be parsed.
+type Sources = BTreeMap<String, Option<PoolSource>>;
+
 /// Checks Cistern's StorageClasses and the default StorageClass.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     match (&facts.classes, &facts.pools) {
         (Ok(classes), Ok(pools)) => {
-            let pools = pools.iter().map(ResourceExt::name_any).collect();
+            let source = |pool: &StoragePool| pool.spec.source.clone();
+            let named = |pool: &DeserializeGuard<StoragePool>| {
+                (pool.name_any(), pool.0.as_ref().ok().map(source))
+            };
+            let pools = pools.iter().map(named).collect();
             let mut checks = ours(classes, &pools);
             checks.push(default(classes));
             checks
@@ -27,8 +34,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     }
 }
 
-/// Checks Cistern's classes. `pools` are the names of all pools.
-fn ours(classes: &[StorageClass], pools: &BTreeSet<String>) -> Vec<Check> {
+/// Checks Cistern's classes.
+fn ours(classes: &[StorageClass], pools: &Sources) -> Vec<Check> {
     let ours: Vec<&StorageClass> = classes
         .iter()
         .filter(|it| it.provisioner == DRIVER)
@@ -50,9 +57,9 @@ fn ours(classes: &[StorageClass], pools: &BTreeSet<String>) -> Vec<Check> {
 }
 
 /// Checks one class. Parameters of a class are immutable, so the fix is to recreate it.
-fn judge(class: &StorageClass, pools: &BTreeSet<String>) -> Option<Check> {
+fn judge(class: &StorageClass, pools: &Sources) -> Option<Check> {
     let name = class.name_any();
-    let none = std::collections::BTreeMap::new();
+    let none = BTreeMap::new();
     let parameters = match Parameters::of_class(class.parameters.as_ref().unwrap_or(&none)) {
         Ok(parameters) => parameters,
         Err(error) => {
@@ -62,7 +69,7 @@ fn judge(class: &StorageClass, pools: &BTreeSet<String>) -> Option<Check> {
             return Some(Check::fail(CLASSES, format!("{name}: {error}"), action));
         }
     };
-    let exists = |name: &&str| pools.contains(*name);
+    let exists = |name: &&str| pools.contains_key(*name);
     let missing: Vec<&str> = parameters.pools.iter().filter(|it| !exists(it)).collect();
     if !missing.is_empty() {
         let message = format!("{name}: there is no StoragePool {}", missing.join(", "));
@@ -74,6 +81,9 @@ fn judge(class: &StorageClass, pools: &BTreeSet<String>) -> Option<Check> {
             Check::fail(CLASSES, message, action)
         });
     }
+    if let Some(check) = in_volume_groups(&name, &parameters, pools) {
+        return Some(check);
+    }
     if class.allow_volume_expansion != Some(true) {
         let message = format!("{name}: its volumes cannot be expanded");
         let action =
@@ -81,6 +91,26 @@ fn judge(class: &StorageClass, pools: &BTreeSet<String>) -> Option<Check> {
         return Some(Check::warn(CLASSES, message, action));
     }
     None
+}
+
+/// Checks that the pools of a class hold its volumes: a volume group holds only some.
+fn in_volume_groups(class: &str, parameters: &Parameters, pools: &Sources) -> Option<Check> {
+    let kind = parameters.attributes.provisioning;
+    let refused = parameters.pools.iter().filter_map(|pool| {
+        let source = pools.get(pool)?.as_ref()?;
+        let holds = source.holds(pool, kind, parameters.encryption);
+        holds.err().map(|why| why.message)
+    });
+    let refused: Vec<String> = refused.collect();
+    let message = format!("{class}: {}", refused.first()?);
+    let action =
+        format!("kubectl delete storageclass {class}, then recreate it; its volumes are kept");
+    // Volumes still come from the others.
+    Some(if refused.len() < parameters.pools.count() {
+        Check::warn(CLASSES, message, action)
+    } else {
+        Check::fail(CLASSES, message, action)
+    })
 }
 
 fn default(classes: &[StorageClass]) -> Check {
@@ -127,7 +157,9 @@ mod tests {
     }
 
     fn judged(classes: &[StorageClass]) -> Vec<(CheckOutcome, String)> {
-        let checks = ours(classes, &["fast".to_owned()].into()).into_iter();
+        let group = object(json!({"volumeGroup": {"name": "vg-data"}}));
+        let pools = [("fast".to_owned(), None), ("group".to_owned(), Some(group))];
+        let checks = ours(classes, &pools.into()).into_iter();
         checks.map(|check| (check.outcome, check.message)).collect()
     }
 
@@ -185,6 +217,32 @@ mod tests {
                     "none: there is no StoragePool slow, slower".to_owned()
                 ),
             ]
+        );
+    }
+
+    #[test]
+    fn a_class_needs_a_pool_that_holds_its_volumes() {
+        let of = |name, pool: &str, provisioning: &str| {
+            let parameters = json!({"pool": pool, "provisioning": provisioning});
+            class(name, &parameters, false)
+        };
+        let thick = of("thick", "group", "thick");
+        assert_eq!(
+            judged(std::slice::from_ref(&thick)),
+            [(CheckOutcome::Ok, "thick".to_owned())]
+        );
+        let found = judged(&[
+            thick,
+            of("thin", "group", "thin"),
+            of("some", "fast,group", "thin"),
+        ]);
+        let outcomes: Vec<CheckOutcome> = found.iter().map(|it| it.0).collect();
+        assert_eq!(outcomes, [CheckOutcome::Fail, CheckOutcome::Warn]);
+        assert!(
+            found[0]
+                .1
+                .contains("thin: pool group is a volume group, which holds thick volumes only"),
+            "{found:?}"
         );
     }
 

@@ -163,6 +163,10 @@ fn obstacle(cluster: &Cluster, volume: &PoolVolume, to_node: Option<&str>) -> Op
     if volume.spec.deletion_requested {
         return Some(format!("the deletion of volume {name} is requested"));
     }
+    let own = cluster.node(&volume.spec.node_name);
+    if let Some(Err(why)) = own.map(|node| node.copies(pool)) {
+        return Some(format!("volume {name} cannot move: {why}"));
+    }
     let to_node = to_node?;
     let Some(node) = cluster.node(to_node) else {
         return Some(format!(
@@ -247,6 +251,12 @@ mod tests {
         cluster.volumes[0].spec.deletion_requested = true;
         let why = plan(&cluster, &both(), None).unwrap_err();
         assert!(why[0].contains("deletion of volume pvc-1"), "{why:?}");
+        let mut cluster = with_pool();
+        let mut entry = cluster.nodes[1].spec.pools[0].clone();
+        entry.source = object(json!({"volumeGroup": {"name": "vg-data"}}));
+        cluster.nodes[0].spec.pools = vec![entry];
+        let why = plan(&cluster, &both(), None).unwrap_err();
+        assert!(why[0].contains("pool fast is a volume group"), "{why:?}");
         let there = plan(&with_pool(), &both(), Some("worker-1")).unwrap();
         assert_eq!((there.there.len(), there.create.len()), (2, 0));
     }
