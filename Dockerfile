@@ -53,7 +53,7 @@ FROM scratch AS driver
 ARG VERSION=dev
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Cistern driver" \
-    org.opencontainers.image.description="Cistern's CSI controller and node plugin, with the tools of ext4, XFS, btrfs and LUKS" \
+    org.opencontainers.image.description="Cistern's CSI controller and node plugin, with the tools of ext4, XFS, btrfs, LUKS and LVM" \
     org.opencontainers.image.url=https://cistern.storage \
     org.opencontainers.image.source=https://cistern.storage \
     org.opencontainers.image.licenses=Apache-2.0 \

@@ -27,11 +27,12 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const PATIENCE: Duration = Duration::from_mins(20);
 const SOON: Duration = Duration::from_mins(1);
 /// Programs of the driver's image; the driver runs most of them.
-const TOOLS: [&str; 13] = [
+const TOOLS: [&str; 14] = [
     "mkfs.ext4",
     "mkfs.xfs",
     "mkfs.btrfs",
     "cryptsetup",
+    "lvm",
     "blkid",
     "e2fsck",
     "resize2fs",
@@ -87,6 +88,8 @@ async fn an_image_archive_is_a_valid_layout_whose_binary_runs() {
             // Not found, or without one of its libraries.
             assert_ne!(status.status.code(), Some(127), "{tool}: {status:?}");
         }
+        // Without its folder, LVM does nothing on a read-only root.
+        assert_eq!(root.join("etc/lvm").is_dir(), target == "driver");
     }
 }
 
@@ -202,7 +205,7 @@ async fn the_sbom_lists_crates_and_the_packages_of_the_image() {
     for (crate_name, wanted) in [
         (
             "driver",
-            &["tonic", "xfsprogs", "cryptsetup-bin", "libc6"][..],
+            &["tonic", "xfsprogs", "cryptsetup-bin", "lvm2", "libc6"][..],
         ),
         ("operator", &["kube", "libc6"]),
         ("kubectl-cistern", &["kube"]),
