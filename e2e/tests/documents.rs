@@ -1,6 +1,6 @@
 //! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
 //! block of commands in the pages whose commands tests run says how. `cluster/documents.rs` and `upgrade` run them.
-//! Every test that the page about reliability names exists.
+//! Every test that the page about reliability names exists. SECURITY.md names what the node plugin mounts of its node.
 
 #![allow(
     clippy::expect_used,
@@ -21,6 +21,7 @@ use cistern_e2e::{
     document::{Block, Treatment},
     process::workspace,
 };
+use serde_json::Value;
 
 /// The Markdown files outside of `docs`.
 const OTHERS: [&str; 7] = [
@@ -142,6 +143,21 @@ fn the_book_contains_every_page_once() {
         );
     }
     assert!(pages.is_empty(), "docs/SUMMARY.md does not list {pages:?}");
+}
+
+#[test]
+fn security_names_every_folder_of_the_host_that_the_node_plugin_mounts() {
+    let read = |path: &str| fs::read_to_string(workspace().join(path)).unwrap();
+    let security = read("SECURITY.md");
+    let set: Value = serde_saphyr::from_str(&read("manifests/base/node.yaml")).unwrap();
+    let volumes = &set["spec"]["template"]["spec"]["volumes"];
+    for volume in volumes.as_array().unwrap() {
+        let path = volume["hostPath"]["path"].as_str().unwrap();
+        assert!(
+            security.contains(&format!("`{path}`")),
+            "SECURITY.md does not name {path}"
+        );
+    }
 }
 
 #[test]
