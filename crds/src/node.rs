@@ -32,7 +32,7 @@ use crate::{
     doc = "The pools that one node carries. Written by Cistern, never by hand.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
-    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool and its room for thin volumes"}"#,
+    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool and the largest volume that it has room for"}"#,
     printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
     printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
@@ -139,7 +139,7 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pools_schema::<NodePoolStatus>")]
     pub pools: Vec<NodePoolStatus>,
-    /// Each pool and its room for thin volumes, for display. Written by the agent; absent if there
+    /// Each pool and the largest volume that it has room for, for display. Written by the agent; absent if there
     /// is no pool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 8192))]

@@ -1,37 +1,38 @@
-//! [`Attached`]: an image with its devices.
+//! [`Attached`]: a volume with its devices.
 
 use std::{io, os::fd::BorrowedFd, path::Path};
 
 use crate::{
+    base_device::BaseDevice,
     cause::Cause,
     encryption::Mapping,
     id::Uid,
-    loopdev::{self, Loop},
+    loopdev,
     patience::until,
     system::{DeviceNumber, FileId, FileKind, Holder, System, if_there, named},
 };
 
-/// The devices of an image: its loop device, and the mapping over it if the image is encrypted. Pods use the topmost.
-/// The number of the loop device identifies the image, also in the tables of [`System`].
+/// The devices of a volume: its base device, and the mapping over it if the volume is encrypted. Pods use the topmost.
+/// The number of the base device identifies the volume, also in the tables of [`System`].
 #[derive(Debug)]
 pub(crate) struct Attached {
-    bound: Loop,
+    base: BaseDevice,
     mapping: Option<Mapping>,
 }
 
 impl Attached {
-    /// An image without a mapping.
-    pub(crate) fn plain(bound: Loop) -> Self {
+    /// A volume without a mapping.
+    pub(crate) fn plain(base: BaseDevice) -> Self {
         Self {
-            bound,
+            base,
             mapping: None,
         }
     }
 
-    /// An image with a mapping over its loop device.
-    pub(crate) fn mapped(bound: Loop, mapping: Mapping) -> Self {
+    /// A volume with a mapping over its base device.
+    pub(crate) fn mapped(base: BaseDevice, mapping: Mapping) -> Self {
         Self {
-            bound,
+            base,
             mapping: Some(mapping),
         }
     }
@@ -43,39 +44,37 @@ impl Attached {
         image: &Uid,
     ) -> Result<Option<Self>, Cause> {
         match loopdev::find(system, file, image.as_ref())? {
-            Some(bound) => Ok(Some(Self::over(system, bound, image)?)),
+            Some(bound) => Ok(Some(Self::over(system, BaseDevice::Loop(bound), image)?)),
             None => Ok(None),
         }
     }
 
-    /// Opens the devices of an image by the number that identifies it; none when that device does not exist.
+    /// Opens the devices of a volume by the number that identifies it; none when that device does not exist.
     pub(crate) fn open(
         system: &dyn System,
         number: DeviceNumber,
         image: &Uid,
     ) -> io::Result<Option<Self>> {
-        let Some(number) = number.as_loop() else {
-            return Ok(None);
-        };
-        match loopdev::open_bound(system, number)? {
-            Some(bound) => Self::over(system, bound, image).map(Some),
+        match BaseDevice::open(system, number)? {
+            Some(base) => Self::over(system, base, image).map(Some),
             None => Ok(None),
         }
     }
 
-    fn over(system: &dyn System, bound: Loop, image: &Uid) -> io::Result<Self> {
-        let mapping = Mapping::find(system, &bound, image)?;
-        Ok(Self { bound, mapping })
+    /// Finds the mapping over the base device of a volume.
+    pub(crate) fn over(system: &dyn System, base: BaseDevice, image: &Uid) -> io::Result<Self> {
+        let mapping = Mapping::find(system, &base, image)?;
+        Ok(Self { base, mapping })
     }
 
-    /// Returns the loop device and the mapping.
-    pub(crate) fn into_parts(self) -> (Loop, Option<Mapping>) {
-        (self.bound, self.mapping)
+    /// Returns the base device and the mapping.
+    pub(crate) fn into_parts(self) -> (BaseDevice, Option<Mapping>) {
+        (self.base, self.mapping)
     }
 
-    /// Returns the number that identifies the image: that of the loop device.
+    /// Returns the number that identifies the volume: that of the base device.
     pub(crate) fn number(&self) -> DeviceNumber {
-        self.bound.device()
+        self.base.number()
     }
 
     /// Whether there is a mapping.
@@ -87,19 +86,19 @@ impl Attached {
     pub(crate) fn path(&self) -> &Path {
         self.mapping
             .as_ref()
-            .map_or(&self.bound.path, Mapping::path)
+            .map_or_else(|| self.base.path(), Mapping::path)
     }
 
     /// Returns the topmost device, open for reading.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.mapping
             .as_ref()
-            .map_or_else(|| self.bound.as_fd(), Mapping::as_fd)
+            .map_or_else(|| self.base.as_fd(), Mapping::as_fd)
     }
 
-    /// Returns the loop device.
-    pub(crate) fn bound(&self) -> &Loop {
-        &self.bound
+    /// Returns the base device.
+    pub(crate) fn base(&self) -> &BaseDevice {
+        &self.base
     }
 
     /// Returns the mapping; none without one.
@@ -107,25 +106,25 @@ impl Attached {
         self.mapping.as_ref()
     }
 
-    /// Keeps the devices when their last user closes them. A mapping is kept already, and keeps the loop device.
+    /// Keeps the devices when their last user closes them. A mapping is kept already, and keeps the base device.
     pub(crate) fn keep(&self, system: &dyn System) -> io::Result<()> {
         match self.mapping {
             Some(_) => Ok(()),
-            None => self.bound.keep(system),
+            None => self.base.keep(system),
         }
     }
 
     /// Whether the devices stay when their last user closes them.
     pub(crate) fn is_kept(&self, system: &dyn System) -> io::Result<bool> {
-        Ok(self.is_mapped() || system.is_kept(self.bound.number)?)
+        Ok(self.is_mapped() || self.base.is_kept(system)?)
     }
 
-    /// Removes the mapping, and detaches the loop device, when their last user closes them.
+    /// Removes the mapping, and detaches the base device, when their last user closes them.
     pub(crate) fn detach(self, system: &dyn System) -> Result<(), Cause> {
         if let Some(mapping) = &self.mapping {
-            mapping.close_when_unused(system, &self.bound)?;
+            mapping.close_when_unused(system, &self.base)?;
         }
-        Ok(self.bound.detach(system)?)
+        Ok(self.base.detach(system)?)
     }
 }
 
@@ -138,17 +137,13 @@ pub(crate) fn size_of(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<u
     Ok(stat.size)
 }
 
-/// Returns the number of the device that a pod uses of an image that this number identifies: its mapping, or the device
+/// Returns the number of the device that a pod uses of a volume that this number identifies: its mapping, or the device
 /// itself.
 pub(crate) fn topmost(system: &dyn System, number: DeviceNumber) -> io::Result<DeviceNumber> {
-    let mapping = match number.as_loop() {
-        Some(number) => system.mapping_over(number)?,
-        None => None,
-    };
-    Ok(mapping.unwrap_or(number))
+    Ok(system.mapping_over(number)?.unwrap_or(number))
 }
 
-/// Lists the devices that are built on the one that a pod uses of an image that this number identifies. Something
+/// Lists the devices that are built on the one that a pod uses of a volume that this number identifies. Something
 /// on the node has made them of what is written in the volume, and holds the device.
 pub(crate) fn holders(system: &dyn System, number: DeviceNumber) -> io::Result<Vec<Holder>> {
     let holders = system.holders(topmost(system, number)?);

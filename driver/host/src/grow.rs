@@ -1,8 +1,8 @@
-//! Grows the loop device and the filesystem of an image that has become larger.
+//! Grows the devices and the filesystem of a volume that has become larger.
 //!
 //! ```text
-//! image (image/grow.rs) ── loop device ── filesystem
-//!                          (expand)       (expand: mounted; stage: before or after it is mounted)
+//! image, logical volume ── loop device, mapping ── filesystem
+//! (Engine::grow)           (expand)                (expand: mounted; stage: before or after it is mounted)
 //! ```
 //!
 //! *Invariants:* the size is read from the filesystem itself, so that the next call continues an
@@ -23,10 +23,10 @@ use crate::{
     cause::Cause,
     check::{self, Checking},
     encryption::Keys,
+    engine::Engine,
     id::Uid,
-    image,
+    image::{self, Image},
     mount_target::MountTarget,
-    pool::Pool,
     resize::{ext4, grow_xfs, is_full},
     stage_request::StageRequest,
     superblock,
@@ -144,22 +144,19 @@ impl Error {
     }
 }
 
-impl Pool {
+impl dyn Engine + '_ {
     /// Expands a volume in use to the size of its image: the loop device, and the filesystem on it.
     /// Returns the new size. A repeated call changes nothing (NEV-08, NEV-15). Fails if the image
     /// or its pool cannot be used, if the volume is not at the path, if the size of the image is
     /// outside the requested range, or if the device or the filesystem does not grow.
     pub fn expand(&self, request: &ExpandRequest<'_>) -> Result<Bytes, Error> {
         self.check().map_err(image::Error::from)?;
-        let (system, uid) = (&*self.system, request.image);
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let stat = system
-            .stat(file.as_fd())
-            .map_err(failed("stat the file", uid))?;
-        let size = self.image(uid)?.ok_or_else(|| self.missing(uid))?.size;
-        let attached = Attached::find(system, stat.id, uid)
-            .map_err(failed("find the loop device", uid))?
-            .ok_or_else(|| not_there(request))?;
+        let (system, uid) = (self.system(), request.image);
+        let (data, Image { size, .. }) = self.open(uid)?;
+        let base = self.base(data.as_fd(), uid)?;
+        let base = base.ok_or_else(|| not_there(request))?;
+        let attached =
+            Attached::over(system, base, uid).map_err(failed("find the mapping", uid))?;
         let place = self.place_of(request, &attached)?;
         if size < request.required || request.limit.is_some_and(|limit| size > limit) {
             let image = uid.clone();
@@ -179,10 +176,10 @@ impl Pool {
         uid: &Uid,
         keys: Option<&Keys>,
     ) -> Result<Bytes, Error> {
-        let system = &*self.system;
-        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let system = self.system();
+        let (_, image) = self.open(uid)?;
         attached
-            .bound()
+            .base()
             .fit(system, image.file_size().0)
             .map_err(failed("resize the loop device", uid))?;
         let Some(mapping) = attached.mapping() else {
@@ -212,7 +209,7 @@ impl Pool {
                 failed("inspect the path", request.image)(source)
             }
         };
-        let place = MountTarget::open(&*self.system, request.path).map_err(failed)?;
+        let place = MountTarget::open(self.system(), request.path).map_err(failed)?;
         let is_there = match request.filesystem {
             Some(_) => place
                 .mounted()
@@ -235,7 +232,7 @@ impl Pool {
         place: &MountTarget<'_>,
         attached: &Attached,
     ) -> io::Result<bool> {
-        let system = &*self.system;
+        let system = self.system();
         let device = if place.is_directory()? {
             MountTarget::open(system, &request.path.join(request.image.as_str()))?.device()?
         } else {
@@ -244,19 +241,17 @@ impl Pool {
         Ok(device == Some(attached.number()))
     }
 
-    /// Prepares the filesystem of an image before it is bound to a loop device: checks it on
-    /// request, and grows an ext4, which always works unmounted. The file is locked, or is
-    /// the device of a locked one. The outer
-    /// error means that the image must not be bound now; the inner one that the filesystem did not
-    /// grow.
-    pub(crate) fn prepare_unbound(
+    /// Prepares the filesystem of a volume that nothing uses: checks it on request, and grows an ext4, which always works
+    /// unmounted. The data is locked, or is the device over locked data. The outer error means that the volume must not
+    /// be attached now; the inner one that the filesystem did not grow.
+    pub(crate) fn prepare_unused(
         &self,
-        file: BorrowedFd<'_>,
+        data: BorrowedFd<'_>,
         request: &StageRequest<'_>,
     ) -> Result<Result<(), Error>, image::Error> {
-        let (system, uid) = (&*self.system, request.image);
+        let (system, uid) = (self.system(), request.image);
         let found =
-            superblock::read(system, file).map_err(image::failed("read the filesystem", uid))?;
+            superblock::read(system, data).map_err(image::failed("read the filesystem", uid))?;
         if let Some(found) = found.filter(|found| found.wants_check) {
             let progress = match request.checking {
                 Checking::Now(progress) => progress,
@@ -265,7 +260,7 @@ impl Pool {
                 }
                 Checking::Later | Checking::Without => &|_| {},
             };
-            let checked = check::ext4(system, file, check::Extent::AsNeeded, progress);
+            let checked = check::ext4(system, data, check::Extent::AsNeeded, progress);
             checked.map_err(|error| match error {
                 check::Error::Damaged { report } => damaged(uid, request.filesystem, report),
                 check::Error::TooLarge { report } => image::Error::TooLargeToCheck {
@@ -276,21 +271,21 @@ impl Pool {
             })?;
         }
         match request.filesystem {
-            FilesystemType::Ext4 if !request.read_only => self.grow_unbound(file, request),
+            FilesystemType::Ext4 if !request.read_only => self.grow_unused(data, request),
             // XFS and btrfs grow only while they are mounted.
             FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
         }
     }
 
-    /// Grows the ext4 of an image that is not bound to a loop device.
-    fn grow_unbound(
+    /// Grows the ext4 of a volume that nothing uses.
+    fn grow_unused(
         &self,
-        file: BorrowedFd<'_>,
+        data: BorrowedFd<'_>,
         request: &StageRequest<'_>,
     ) -> Result<Result<(), Error>, image::Error> {
-        let (system, uid) = (&*self.system, request.image);
+        let (system, uid) = (self.system(), request.image);
         let is_full =
-            size_of(system, file).and_then(|size| ext4::is_full(system, file, Bytes(size)));
+            size_of(system, data).and_then(|size| ext4::is_full(system, data, Bytes(size)));
         let progress = match (is_full, request.checking) {
             (Err(error), _) => return Ok(Err(failed("grow the filesystem", uid)(error))),
             (Ok(true), _) | (Ok(false), Checking::Without) => return Ok(Ok(())),
@@ -299,7 +294,7 @@ impl Pool {
             }
             (Ok(false), Checking::Now(progress)) => progress,
         };
-        match ext4::grow_unmounted(system, file, progress) {
+        match ext4::grow_unmounted(system, data, progress) {
             Ok(()) => Ok(Ok(())),
             Err(check::Error::Damaged { report }) => Err(damaged(uid, request.filesystem, report)),
             Err(check::Error::TooLarge { report }) => {

@@ -45,6 +45,7 @@ use crate::{
     check::Checking,
     encryption::EncryptionState,
     id::Uid,
+    layout::CLOSED,
     loopdev,
     patience::until,
     pool::{self, Pool},
@@ -136,6 +137,21 @@ impl Pool {
             Some(file) => describe(&*self.system, file.as_fd(), uid)
                 .map(Some)
                 .map_err(failed),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens an image read-only, because it may no longer be writable; None if it does not exist. One that is
+    /// closed for a move exists.
+    pub(crate) fn find_image(&self, uid: &Uid) -> io::Result<Option<Image>> {
+        let (system, name) = (&*self.system, uid.as_str().as_ref());
+        let open = |folder| if_there(system.open_beneath(folder, name, OFlags::RDONLY));
+        let describe = |file: OwnedFd| describe(system, file.as_fd(), uid);
+        if let Some(file) = open(self.images.as_fd())? {
+            return describe(file).map(Some);
+        }
+        match self.open_optional_folder(CLOSED)? {
+            Some(closed) => open(closed.as_fd())?.map(describe).transpose(),
             None => Ok(None),
         }
     }

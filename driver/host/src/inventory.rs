@@ -6,11 +6,11 @@ mod inside;
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use crate::{
+    device_nodes,
     fence::ClosedImage,
     id::{Uid, Uuid},
     image::{Discarded, Image},
     loopdev::{self, DELETED},
-    mounting::block,
     pool,
     root::Root,
     stray::Stray,
@@ -58,9 +58,9 @@ pub struct PoolInventory {
     pub uid: Uid,
     /// Name of the StoragePool, from the marker.
     pub name: Option<String>,
-    /// Its mount point.
+    /// Its mount point, or the path of its volume group.
     pub mount_point: PathBuf,
-    /// UUID of its filesystem; None if it is not mounted or does not answer.
+    /// UUID of its filesystem, or of its volume group as a pool; None if it is not mounted or does not answer.
     pub filesystem_uuid: Option<Uuid>,
     /// Why the content of the mounted pool is unknown; None if it is known.
     pub silent: Option<String>,
@@ -79,6 +79,23 @@ pub struct PoolInventory {
 }
 
 impl PoolInventory {
+    /// A pool of which nothing else is known.
+    pub(crate) fn of(uid: Uid) -> Self {
+        Self {
+            uid,
+            name: None,
+            mount_point: PathBuf::new(),
+            filesystem_uuid: None,
+            silent: None,
+            has_file: false,
+            images: Vec::new(),
+            closed: Vec::new(),
+            discarded: Vec::new(),
+            temporary: Vec::new(),
+            strays: Vec::new(),
+        }
+    }
+
     /// Whether it is mounted, even if it does not answer.
     pub fn is_mounted(&self) -> bool {
         self.filesystem_uuid.is_some() || self.silent.is_some()
@@ -94,7 +111,9 @@ impl Root {
         let mut used = BTreeSet::new();
         for mount in system.mounts()? {
             used.extend(mount.device.as_loop());
-            used.extend(block::named_device(system, &mount)?.and_then(DeviceNumber::as_loop));
+            used.extend(
+                device_nodes::named_device(system, &mount)?.and_then(DeviceNumber::as_loop),
+            );
         }
         let is_used = |bound: &BoundLoop| used.contains(&bound.number);
         let bound = system.bound_loops()?.into_iter();
@@ -167,7 +186,7 @@ impl Root {
         };
         all.mounts = system.mounts()?.into_iter().filter(ours).collect();
         for BoundLoop { number, .. } in &all.loops {
-            let nodes = block::nodes_of(system, DeviceNumber::of_loop(*number))?.into_iter();
+            let nodes = device_nodes::nodes_of(system, DeviceNumber::of_loop(*number))?.into_iter();
             all.nodes.extend(nodes.map(|mount| NodeInventory {
                 number: *number,
                 mount,

@@ -21,14 +21,17 @@ pub struct VolumeIo {
 }
 
 impl Root {
-    /// Reads the counters of the devices of the images of this folder. Identifies the images by
-    /// their paths, and opens no device and no file, so a disk that hangs does not block it. Fails
+    /// Reads the counters of the devices of the images of this folder, and of all logical volumes of Cistern. Identifies
+    /// them by paths and names, and opens no device and no file, so a disk that hangs does not block it. Fails
     /// if the kernel's tables cannot be read.
     pub fn volume_io(&self) -> io::Result<Vec<VolumeIo>> {
         let pools = self.pools_path();
         let mut all = Vec::new();
         let mut devices = volume_device::list(&*self.system)?;
-        devices.retain(|device| device.path.starts_with(&pools));
+        devices.retain(|device| {
+            let path = device.path.as_ref();
+            path.is_none_or(|path| path.starts_with(&pools))
+        });
         for device in devices {
             // It may be removed meanwhile.
             if let Some(counters) = self.system.io_counters(device.number)? {

@@ -181,10 +181,7 @@ impl Root {
         for foreign in volume_device::foreign(system)? {
             present.remove(&foreign);
         }
-        for device in present
-            .into_keys()
-            .filter(|it| volume_device::is_possible(*it))
-        {
+        for device in present.into_keys().filter(|it| it.as_loop().is_some()) {
             controller.set(system, device, &IoLimits::NONE)?;
         }
         Ok(failed)

@@ -13,6 +13,7 @@ pub mod check;
 pub mod command;
 pub mod copy;
 pub mod encryption;
+pub mod engine;
 pub mod fence;
 pub mod grow;
 pub mod health;
@@ -32,7 +33,9 @@ pub mod udev;
 
 mod allocation;
 mod attached;
+mod base_device;
 mod cause;
+mod device_nodes;
 mod freezes;
 mod id;
 mod ioctl;
@@ -56,6 +59,7 @@ pub use self::{
     changes::Changes,
     check::Checking,
     encryption::{EncryptionState, InvalidKey, Key, Keys, Unlock},
+    engine::Engine,
     fence::{ClosedImage, Fence},
     grow::ExpandRequest,
     id::{InvalidUid, Uid, Uuid},

@@ -16,6 +16,7 @@ mod capacity;
 mod claim;
 mod command;
 mod grow;
+mod inventory;
 mod make;
 mod remove;
 mod report;
@@ -26,18 +27,23 @@ use std::{fmt, sync::Arc};
 
 use cistern_types::Bytes;
 
-pub use self::{claim::GroupClaim, volume::Device};
+pub use self::claim::GroupClaim;
 use self::{command::Lvm, tags::State};
-pub use crate::pool::{GroupError as Error, Unfit};
-use crate::{id::Uuid, system::System};
-
-/// How the name of the logical volume of a volume begins. The UID of its object follows.
-const PREFIX: &str = "cistern-";
+pub use crate::{
+    base_device::LogicalDevice,
+    pool::{GroupError as Error, Unfit},
+};
+use crate::{
+    id::{Uid, Uuid},
+    root::Root,
+    system::System,
+};
 
 /// A volume group that is a pool.
 #[derive(Debug)]
 pub struct VolumeGroup {
     system: Arc<dyn System>,
+    root: Root,
     lvm: Lvm,
     name: String,
     claim: GroupClaim,
@@ -47,6 +53,20 @@ pub struct VolumeGroup {
 }
 
 impl VolumeGroup {
+    /// Returns the UID of the StoragePool.
+    pub fn uid(&self) -> &Uid {
+        &self.claim.pool
+    }
+
+    /// Returns the name of the group.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
     /// Returns the UUID of the pool.
     pub fn pool_uuid(&self) -> Uuid {
         self.pool_uuid

@@ -32,7 +32,7 @@ const SETTINGS: LoopSettings = LoopSettings {
 
 /// A loop device that stays bound to a file while this value lives.
 #[derive(Debug)]
-pub(crate) struct Loop {
+pub struct Loop {
     /// Number of the device.
     pub(crate) number: u32,
     /// Path of its device node.

@@ -12,8 +12,9 @@
 //! nothing behind. Unpublish and unstage need neither pool nor image. Symbolic links are never
 //! followed. Only empty files and directories are removed.
 
-pub(crate) mod block;
+mod block;
 mod difference;
+mod encrypted;
 mod publish;
 mod stage;
 
@@ -30,14 +31,16 @@ pub use self::{
     difference::{Difference, NotStaged},
 };
 use crate::{
+    base_device::BaseDevice,
     cause::Cause,
+    device_nodes,
     encryption::Unlock,
+    engine::Engine,
     grow,
     id::Uid,
     image::{self, Image},
     mount_target::MountTarget,
     options::MountOptions,
-    pool::Pool,
     root::Root,
     system::{DeviceNumber, Holder, Mount, System, named},
     volume_device,
@@ -168,7 +171,7 @@ impl Root {
             for device in volume_device::of(system, image)? {
                 let mounts = system.mounts()?.into_iter();
                 let whole = mounts.filter(|mount| mount.is_whole(device.number));
-                let nodes = block::nodes_of(system, device.number)?.into_iter();
+                let nodes = device_nodes::nodes_of(system, device.number)?.into_iter();
                 paths.extend(whole.chain(nodes).map(|mount| mount.mount_point));
             }
             Ok(paths)
@@ -223,25 +226,30 @@ impl Root {
     }
 }
 
-impl Pool {
-    /// Opens an image, if it belongs to the volume.
-    fn own_image(&self, uid: &Uid, volume: &str) -> Result<(OwnedFd, Image), Error> {
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
-        self.verify_owner(&image, volume)?;
-        Ok((file, image))
+impl dyn Engine + '_ {
+    /// Opens the data of a volume, if it belongs to the PoolVolume.
+    fn own(&self, uid: &Uid, volume: &str) -> Result<(OwnedFd, Image), image::Error> {
+        let (data, image) = self.open(uid)?;
+        image.verify_owner(volume, self.pool_uuid(), self)?;
+        Ok((data, image))
     }
 
-    /// Opens an encrypted image, if it belongs to the volume, and completes it.
-    fn own_complete_image(
+    /// Opens the data of an encrypted volume, if it belongs to the PoolVolume, and completes it.
+    fn own_complete(
         &self,
         uid: &Uid,
         volume: &str,
         unlock: Unlock<'_>,
-    ) -> Result<(OwnedFd, Image), Error> {
-        self.complete_encrypted(uid, volume, unlock)?;
+    ) -> Result<(OwnedFd, Image), image::Error> {
+        self.complete(uid, volume, unlock)?;
         // Another file has its name now if it was not complete.
-        self.own_image(uid, volume)
+        self.own(uid, volume)
+    }
+
+    /// Verifies the base device of an earlier call.
+    fn verified(&self, base: BaseDevice, uid: &Uid) -> Result<BaseDevice, image::Error> {
+        let verified = base.verified(self.system());
+        verified.map_err(image::failed("bind the file", uid))
     }
 }
 

@@ -155,7 +155,7 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
             Some(_) | None => Ok(None),
         };
     };
-    if !volume_device::is_possible(mount.device) {
+    if !volume_device::is_possible(system, mount.device)? {
         return ask_device(system, image, &place);
     }
     match place.find()? {

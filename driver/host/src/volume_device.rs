@@ -1,8 +1,9 @@
-//! The block devices of volumes: which device belongs to which image, as the kernel's tables say.
+//! The block devices of volumes: which device belongs to which volume, as the kernel's tables say. A loop device is that of
+//! an image by the path of its file, and a logical volume by its name.
 //!
-//! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. That it is a loop device matters only
-//! to who attaches it (`attached.rs`, `loopdev.rs`) and to who looks at the file behind it, such as the fence, the inventory and
-//! the pools. No device and no file is opened, so a disk that hangs blocks none of these calls.
+//! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. What kind of device it is matters only
+//! to who attaches it (`base_device.rs`, `loopdev.rs`, `logical/`) and to who looks at the file behind it, such as the fence, the
+//! inventory and the pools. No device and no file is opened, so a disk that hangs blocks none of these calls.
 
 use std::{io, path::PathBuf};
 
@@ -10,19 +11,19 @@ use crate::{
     attached,
     id::Uid,
     loopdev,
-    system::{DeviceNumber, System},
+    system::{DeviceNumber, MAPPING, MappingName, System},
 };
 
-/// The device of an image that is attached.
+/// The device of a volume that is attached: of an image, or an active logical volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeDevice {
     /// Its number, which identifies the volume, also in the tables of [`System`].
     pub(crate) number: DeviceNumber,
-    /// Name of the image.
+    /// Name of the image, or of the logical volume without its prefix.
     pub(crate) image: Uid,
-    /// Path of the image in the mount namespace that attached it.
-    pub(crate) path: PathBuf,
-    /// Whether the image was removed.
+    /// Path of the image in the mount namespace that attached it; none for a logical volume.
+    pub(crate) path: Option<PathBuf>,
+    /// Whether the image was removed. A logical volume in use is not removed.
     pub(crate) is_deleted: bool,
 }
 
@@ -33,7 +34,7 @@ impl VolumeDevice {
     }
 }
 
-/// Lists the devices of all images, also of those that another root of this machine has.
+/// Lists the devices of all volumes, also of those that another root of this machine has.
 pub(crate) fn list(system: &dyn System) -> io::Result<Vec<VolumeDevice>> {
     let bound = system.bound_loops()?.into_iter();
     let of_images = bound.filter_map(|bound| {
@@ -41,13 +42,31 @@ pub(crate) fn list(system: &dyn System) -> io::Result<Vec<VolumeDevice>> {
             number: DeviceNumber::of_loop(bound.number),
             image: loopdev::image_of(&bound.backing_file)?,
             is_deleted: loopdev::is_deleted(&bound),
-            path: bound.backing_file,
+            path: Some(bound.backing_file),
         })
     });
-    Ok(of_images.collect())
+    let mapped = system.mapped_devices()?.into_iter();
+    let logical = mapped.filter_map(|device| {
+        Some(VolumeDevice {
+            number: device.number,
+            image: logical_volume(&device.mapping)?,
+            is_deleted: false,
+            path: None,
+        })
+    });
+    Ok(of_images.chain(logical).collect())
 }
 
-/// Lists the devices of the same kind that others use, for files that are no images.
+/// Returns the volume that a mapping is as a logical volume, judged by its name.
+fn logical_volume(mapping: &MappingName) -> Option<Uid> {
+    mapping
+        .logical_volume()?
+        .strip_prefix(MAPPING)?
+        .parse()
+        .ok()
+}
+
+/// Lists the loop devices that others use, for files that are no images.
 pub(crate) fn foreign(system: &dyn System) -> io::Result<Vec<DeviceNumber>> {
     let mut bound = system.bound_loops()?;
     bound.retain(|bound| loopdev::image_of(&bound.backing_file).is_none());
@@ -55,26 +74,35 @@ pub(crate) fn foreign(system: &dyn System) -> io::Result<Vec<DeviceNumber>> {
     Ok(numbers.map(DeviceNumber::of_loop).collect())
 }
 
-/// Lists the devices of one image.
+/// Lists the devices of one volume.
 pub(crate) fn of(system: &dyn System, image: &Uid) -> io::Result<Vec<VolumeDevice>> {
     let mut devices = list(system)?;
     devices.retain(|device| device.image == *image);
     Ok(devices)
 }
 
-/// Whether a device is that of an image.
+/// Whether a device is that of a volume.
 pub(crate) fn belongs_to(
     system: &dyn System,
     device: DeviceNumber,
     image: &Uid,
 ) -> io::Result<bool> {
-    match device.as_loop() {
-        Some(number) => loopdev::has_image(system, number, image),
-        None => Ok(false),
+    if let Some(number) = device.as_loop() {
+        return loopdev::has_image(system, number, image);
     }
+    let mapping = system.mapping_of(device)?;
+    Ok(mapping.and_then(|it| logical_volume(&it)).as_ref() == Some(image))
 }
 
-/// Whether a device can be that of an image, judged by its number.
-pub(crate) fn is_possible(device: DeviceNumber) -> bool {
-    device.as_loop().is_some()
+/// Whether a device is of a kind that volumes have.
+pub(crate) fn is_possible(system: &dyn System, device: DeviceNumber) -> io::Result<bool> {
+    Ok(device.as_loop().is_some() || system.mapping_of(device)?.is_some())
+}
+
+/// Returns the path of a device that [`is_possible`], as the kernel names it.
+pub(crate) fn path_of(device: DeviceNumber) -> String {
+    match device.as_loop() {
+        Some(number) => format!("/dev/loop{number}"),
+        None => format!("/dev/dm-{}", device.minor),
+    }
 }

@@ -1,6 +1,7 @@
-//! Inconsistencies between the node and its custom resources. Pure.
+//! Inconsistencies between the node and its custom resources. Pure, without `inventory`, which reads the node.
 
 mod index;
+mod inventory;
 mod kind;
 mod owners;
 
@@ -15,6 +16,7 @@ use kube::ResourceExt as _;
 
 use self::{index::Index, kind::finding, owners::image_of};
 pub use self::{
+    inventory::{groups, inventory},
     kind::{Finding, FindingKind},
     owners::Unclaimed,
 };

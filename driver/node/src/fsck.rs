@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::{
     blocking::{self, on_host},
-    findings::{Finding, View, findings},
+    findings::{self, Finding, View, findings},
 };
 
 /// Why the check failed.
@@ -75,12 +75,14 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
         node: node.to_owned(),
         source: Box::new(source),
     };
+    let nodes: Api<StorageNode> = Api::all(client.clone());
+    let groups = nodes.get_opt(node).await.map_err(failed)?;
+    let groups = groups.map_or_else(Vec::new, |node| findings::groups(&node.spec));
     // Reads the disk first: images made afterwards have their custom resource already.
-    let inventory = on_host((), move || root.inventory())
+    let inventory = on_host((), move || findings::inventory(&root, &groups))
         .await
         .map_err(Error::Broken)?
         .map_err(Error::Host)?;
-    let nodes: Api<StorageNode> = Api::all(client.clone());
     let volumes: Api<PoolVolume> = Api::all(client.clone());
     let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
     let groups: Api<PoolSnapshotGroup> = Api::all(client.clone());

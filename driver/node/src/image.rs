@@ -10,7 +10,7 @@ use cistern_crds::{
     volume::{FilesystemStatus, ImageStatus},
 };
 use cistern_host::{
-    Identity, InvalidUid, Owner, Pool, Uid,
+    Engine, Identity, InvalidUid, Owner, Pool, Uid,
     image::{self, Content},
     snapshot,
 };
@@ -166,9 +166,10 @@ impl Error {
                 image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
                 image::Error::InUse { .. } => Reason::InUse,
                 image::Error::Moving { .. } | image::Error::NotClosing { .. } => Reason::Moving,
-                image::Error::Unsupported { .. }
-                | image::Error::NoSpace { .. }
-                | image::Error::Failed { .. } => Reason::ProvisioningFailed,
+                image::Error::Unsupported { .. } => Reason::NotInVolumeGroup,
+                image::Error::NoSpace { .. } | image::Error::Failed { .. } => {
+                    Reason::ProvisioningFailed
+                }
             },
         }
     }
@@ -335,6 +336,13 @@ pub fn mkfs_options_of(volume: &PoolVolume) -> Result<MkfsOptions, mkfs_options:
     }
 }
 
+/// What only a pool of images supports, as its refusal names it.
+pub const SNAPSHOTS: &str = "snapshots";
+/// As [`SNAPSHOTS`].
+pub const COPIES: &str = "copies from other nodes";
+/// As [`SNAPSHOTS`].
+pub const MOVES: &str = "moves to other nodes";
+
 /// Whether an object's image was made by a predecessor with the same name.
 pub fn is_adopted<K: ImageObject>(object: &K) -> bool {
     object.image().map(|image| &image.uid) != object.meta().uid.as_ref() && object.image().is_some()
@@ -343,15 +351,17 @@ pub fn is_adopted<K: ImageObject>(object: &K) -> bool {
 /// Finds the image that a predecessor with the same name has made. Fails if it does not match the
 /// spec. Takes an adoptable image out of the trash. Blocks.
 pub fn find_adoptable<K: ImageObject>(
-    pool: &Pool,
+    pool: &dyn Engine,
     object: &K,
     now: DateTime<Utc>,
 ) -> Result<Option<Image>, Error> {
     let is_another = |uid: &Uid| Some(uid.as_str()) != object.meta().uid.as_deref();
     let is_ours = |identity: &Identity| object.is_named(&identity.owner);
-    let discarded = pool.discarded()?.into_iter().map(|it| it.image);
+    let images = pool.images();
+    let discarded = images.map_or(Ok(Vec::new()), Pool::discarded)?;
+    let discarded = discarded.into_iter().map(|it| it.image);
     let mut found = pool
-        .images()?
+        .volumes()?
         .into_iter()
         .chain(discarded)
         .filter(|image| image.identity.as_ref().is_some_and(is_ours) && is_another(&image.uid));
@@ -368,21 +378,23 @@ pub fn find_adoptable<K: ImageObject>(
     let uid = image.uid.clone();
     let image = Image::read(&image, pool.takeovers(), now)?;
     object.is_served_by(&image)?;
-    pool.take_back(&uid)?;
+    if let Some(images) = images {
+        images.take_back(&uid)?;
+    }
     Ok(Some(image))
 }
 
 /// The image with a name that an object claims. Takes it out of the trash if it is there.
-fn claimed(pool: &Pool, uid: &Uid) -> Result<Option<image::Image>, image::Error> {
-    match pool.image(uid)? {
-        None if pool.take_back(uid)? => pool.image(uid),
-        found => Ok(found),
+fn claimed(pool: &dyn Engine, uid: &Uid) -> Result<Option<image::Image>, image::Error> {
+    match (pool.volume(uid)?, pool.images()) {
+        (None, Some(images)) if images.take_back(uid)? => pool.volume(uid),
+        (found, _) => Ok(found),
     }
 }
 
 /// Returns the image that was made for an object. Restores it from the trash if it is there. Fails
 /// if it does not exist. Blocks.
-pub fn find<K: ImageObject>(pool: &Pool, object: &K) -> Result<image::Image, Error> {
+pub fn find<K: ImageObject>(pool: &dyn Engine, object: &K) -> Result<image::Image, Error> {
     let uid = name_of(object)?;
     let missing = || image::Error::Missing {
         uid: uid.clone(),
@@ -393,22 +405,22 @@ pub fn find<K: ImageObject>(pool: &Pool, object: &K) -> Result<image::Image, Err
 
 /// Fails if the image of an object cannot be removed now, because it is in use or belongs to another
 /// object. Succeeds if the image is gone already. Blocks.
-pub fn check_removable<K: ImageObject>(pool: &Pool, object: &K) -> Result<(), Error> {
+pub fn check_removable<K: ImageObject>(pool: &dyn Engine, object: &K) -> Result<(), Error> {
     let uid = removable(pool, object)?;
     Ok(pool.check_unused(&uid)?)
 }
 
 /// Removes the image of an object and returns its name. Succeeds if the image is gone already.
 /// Fails if it is in use or belongs to another object. Blocks.
-pub fn destroy<K: ImageObject>(pool: &Pool, object: &K) -> Result<Uid, Error> {
+pub fn destroy<K: ImageObject>(pool: &dyn Engine, object: &K) -> Result<Uid, Error> {
     let uid = removable(pool, object)?;
     // Also without an image, because an unfinished one may exist.
-    pool.remove_image(&uid)?;
+    pool.remove(&uid)?;
     Ok(uid)
 }
 
 /// The name of an object's image. Fails if the image exists and belongs to another object.
-fn removable<K: ImageObject>(pool: &Pool, object: &K) -> Result<Uid, Error> {
+fn removable<K: ImageObject>(pool: &dyn Engine, object: &K) -> Result<Uid, Error> {
     let uid = name_of(object)?;
     if let Some(image) = claimed(pool, &uid)? {
         let owner = image.identity.map(|identity| identity.owner);

@@ -15,7 +15,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::{PoolVolume, names};
-use cistern_host::{Pool, VolumeStatistics};
+use cistern_host::{Engine, VolumeStatistics};
 use tokio::time::timeout;
 
 pub use self::{
@@ -79,7 +79,7 @@ impl Mounter {
     }
 
     /// The pool of a volume, if it can be used and the volume was verified in it.
-    async fn pool(&self, volume: &Volume) -> Result<Arc<Pool>, Error> {
+    async fn pool(&self, volume: &Volume) -> Result<Arc<dyn Engine>, Error> {
         if timeout(PATIENCE, self.agent.pools.reconciled())
             .await
             .is_err()

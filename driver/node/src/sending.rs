@@ -16,6 +16,7 @@ use prometheus_client::metrics::counter::Counter;
 use crate::{
     agent::{Agent, desired::readable, pools::Usable},
     blocking::on_host,
+    image::COPIES,
     metadata::{Snapshots, on_node::OnNode},
 };
 
@@ -58,9 +59,12 @@ impl Sending {
         // Nothing else may be compared with the image: the answer says where they differ.
         let base = base.filter(|base| spec.base_image.as_deref() == Some(base));
         let base = base.and_then(|base| base.parse().ok());
-        let send = move || match base {
-            Some(base) => pool.send_changes(&image, &base, from),
-            None => pool.send(&image, from),
+        let send = move || {
+            let pool = pool.images_for(COPIES)?;
+            match base {
+                Some(base) => pool.send_changes(&image, &base, from),
+                None => pool.send(&image, from),
+            }
         };
         let opened = on_host((), send).await;
         let outgoing = opened

@@ -1,4 +1,4 @@
-//! Mappings: the decrypted data of an image, as a block device.
+//! Mappings: the decrypted data of a volume, as a block device.
 
 use std::{
     io,
@@ -8,13 +8,14 @@ use std::{
 
 use super::{Key, Keys, luks};
 use crate::{
+    base_device::BaseDevice,
     cause::Cause,
     id::Uid,
-    loopdev::{Loop, is_gone},
+    loopdev::is_gone,
     system::{MAPPING, OFlags, System},
 };
 
-/// A mapping over a loop device that stays while this value lives.
+/// A mapping over the base device of a volume, which stays while this value lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     name: String,
@@ -55,20 +56,28 @@ impl Mapping {
     }
 
     /// Removes the mapping when its last user closes it.
-    pub(crate) fn close_when_unused(&self, system: &dyn System, bound: &Loop) -> Result<(), Cause> {
-        luks::close_when_unused(system, &self.name, bound.as_fd())
+    pub(crate) fn close_when_unused(
+        &self,
+        system: &dyn System,
+        base: &BaseDevice,
+    ) -> Result<(), Cause> {
+        luks::close_when_unused(system, &self.name, base.as_fd())
     }
 
     /// Removes the mapping. Fails with `ResourceBusy` while another process or a mount uses it.
-    pub(crate) fn close(self, system: &dyn System, bound: &Loop) -> Result<(), Cause> {
+    pub(crate) fn close(self, system: &dyn System, base: &BaseDevice) -> Result<(), Cause> {
         let Self { name, device, .. } = self;
         drop(device);
-        luks::close(system, &name, bound.as_fd())
+        luks::close(system, &name, base.as_fd())
     }
 
-    /// Returns the mapping of an image over its loop device; none when there is none.
-    pub(crate) fn find(system: &dyn System, bound: &Loop, image: &Uid) -> io::Result<Option<Self>> {
-        let Some(number) = system.mapping_over(bound.number)? else {
+    /// Returns the mapping of a volume over its base device; none when there is none.
+    pub(crate) fn find(
+        system: &dyn System,
+        base: &BaseDevice,
+        image: &Uid,
+    ) -> io::Result<Option<Self>> {
+        let Some(number) = system.mapping_over(base.number())? else {
             return Ok(None);
         };
         // A node of Cistern's own, whose name is that of the device: libdevmapper removes its node when the mapping is
@@ -89,30 +98,30 @@ impl Mapping {
     /// opens it no longer.
     pub(crate) fn open(
         system: &dyn System,
-        bound: &Loop,
+        base: &BaseDevice,
         image: &Uid,
         keys: &Keys,
         options: MappingOptions,
     ) -> Result<Option<Self>, Cause> {
         let name = name(image);
         let open = |key: &Key| {
-            let open = || luks::open(system, &bound.path, &name, key, options.discard);
+            let open = || luks::open(system, base.path(), &name, key, options.discard);
             match open() {
                 Err(cause) if cause.is_busy() => {
                     // An interrupted call has left one over a file that it did not complete.
-                    luks::close(system, &name, bound.as_fd())?;
+                    luks::close(system, &name, base.as_fd())?;
                     open()
                 }
                 result => result,
             }
         };
-        if !rotate(system, bound, keys, open)? {
+        if !rotate(system, base, keys, open)? {
             return Ok(None);
         }
-        let mapping = Self::find(system, bound, image)?;
+        let mapping = Self::find(system, base, image)?;
         let mapping = mapping.ok_or_else(|| io::Error::other("the mapping has been removed"))?;
         if options.lifetime == Lifetime::WhileUsed {
-            mapping.close_when_unused(system, bound)?;
+            mapping.close_when_unused(system, base)?;
         }
         Ok(Some(mapping))
     }
@@ -127,7 +136,7 @@ fn name(image: &Uid) -> String {
 /// when the current one has opened the device.
 fn rotate(
     system: &dyn System,
-    bound: &Loop,
+    base: &BaseDevice,
     keys: &Keys,
     open: impl Fn(&Key) -> Result<bool, Cause>,
 ) -> Result<bool, Cause> {
@@ -135,9 +144,9 @@ fn rotate(
         return open(keys.current());
     };
     let is_open = open(keys.current())?
-        || luks::add_key(system, &bound.path, previous, keys.current())? && open(keys.current())?;
+        || luks::add_key(system, base.path(), previous, keys.current())? && open(keys.current())?;
     if is_open {
-        luks::remove_key(system, &bound.path, previous)?;
+        luks::remove_key(system, base.path(), previous)?;
     }
     Ok(is_open)
 }

@@ -1,22 +1,14 @@
 //! Probes volumes whose pool is open: their images, and their attachments.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, OwnedFd},
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use cistern_types::Bytes;
 
 use super::{ImageConflict, VolumeTrouble};
 use crate::{
+    engine::Engine,
     id::{Uid, Uuid},
-    image::{self, Content, Image},
-    layout::CLOSED,
-    pool::Pool,
-    system::{OFlags, if_there},
+    image::{Content, Image},
 };
 
 /// An existing volume, as in its status.
@@ -34,7 +26,7 @@ pub struct VolumeSubject<'a> {
     pub staging: Option<&'a Path>,
 }
 
-impl Pool {
+impl dyn Engine {
     /// Returns the troubles of each of these volumes of the pool, in the order of `volumes`.
     /// Returns by the deadline, even if the disk hangs. While the disk hangs, each call takes that
     /// long; use [`Root::examine_attached`](crate::Root::examine_attached) instead.
@@ -66,7 +58,7 @@ impl Pool {
     ) -> Vec<Vec<VolumeTrouble>> {
         let names: Vec<Uid> = volumes.iter().map(|volume| volume.image.clone()).collect();
         let (pool, path) = (Arc::clone(self), self.path());
-        let look = move || Ok(names.iter().map(|name| pool.find_image(name)).collect());
+        let look = move || Ok(pool.find(&names));
         let answer: Option<io::Result<Vec<_>>> = self.root().ask_within(&path, deadline, look);
         let same = |trouble: VolumeTrouble| vec![vec![trouble]; volumes.len()];
         match answer {
@@ -77,24 +69,9 @@ impl Pool {
             Some(Err(error)) => same(VolumeTrouble::failed("start a thread", &error)),
             Some(Ok(found)) => {
                 let all = volumes.iter().zip(found);
-                all.map(|(volume, image)| judge(volume, image, self.filesystem_uuid()))
+                all.map(|(volume, image)| judge(volume, image, self.pool_uuid()))
                     .collect()
             }
-        }
-    }
-
-    /// Opens an image read-only, because it may no longer be writable; None if it does not exist. One that is
-    /// closed for a move exists.
-    fn find_image(&self, uid: &Uid) -> io::Result<Option<Image>> {
-        let (system, name) = (&*self.system, uid.as_str().as_ref());
-        let open = |folder| if_there(system.open_beneath(folder, name, OFlags::RDONLY));
-        let describe = |file: OwnedFd| image::describe(system, file.as_fd(), uid);
-        if let Some(file) = open(self.images.as_fd())? {
-            return describe(file).map(Some);
-        }
-        match self.open_optional_folder(CLOSED)? {
-            Some(closed) => open(closed.as_fd())?.map(describe).transpose(),
-            None => Ok(None),
         }
     }
 }

@@ -5,7 +5,10 @@ use std::{os::fd::AsFd as _, sync::Arc, time::Duration};
 use cistern_types::Bytes;
 
 use super::{PoolTrouble, probe};
-use crate::pool::{self, Pool, PoolStatistics};
+use crate::{
+    engine::Engine,
+    pool::{self, Pool, PoolStatistics},
+};
 
 /// Percentage of used space from which a probe frees preallocated blocks.
 const LOW_ON_SPACE: u32 = 80;
@@ -22,18 +25,32 @@ pub struct PoolVitals {
 /// Space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// Free space (`f_bavail`).
+    /// Free space (`f_bavail`; free extents of a volume group).
     pub available: Bytes,
-    /// Size of its filesystem.
+    /// Size of its filesystem, or of its volume group.
     pub size: Bytes,
 }
 
-impl Pool {
-    /// Probes the pool: reads its state, writes a block and reads it back. Returns by the deadline,
+impl Fill {
+    fn of(numbers: &PoolStatistics) -> Self {
+        Self {
+            available: numbers.available,
+            size: numbers.size,
+        }
+    }
+}
+
+impl dyn Engine {
+    /// Probes the pool: reads its state, and in a pool of images writes a block and reads it back. Returns by the deadline,
     /// even if its disk hangs. Starts no probe while an earlier one has not ended.
     pub fn vitals(self: &Arc<Self>, deadline: Duration) -> PoolVitals {
         let pool = Arc::clone(self);
-        let probe = move || Ok(pool.probe());
+        let probe = move || {
+            Ok(match pool.images() {
+                Some(pool) => pool.probe(),
+                None => probe_sizes(&*pool),
+            })
+        };
         let answer = self.root().ask_within(&self.path(), deadline, probe);
         let trouble = match answer {
             Some(Ok(vitals)) => return vitals,
@@ -45,16 +62,25 @@ impl Pool {
             troubles: vec![trouble],
         }
     }
+}
 
+/// Probes a pool without a filesystem of its own, to which nothing can be written.
+fn probe_sizes(pool: &dyn Engine) -> PoolVitals {
+    let mut vitals = PoolVitals::default();
+    match pool.check().and_then(|()| pool.statistics()) {
+        Ok(numbers) => vitals.fill = Some(Fill::of(&numbers)),
+        Err(error) => vitals.troubles.push(error.into()),
+    }
+    vitals
+}
+
+impl Pool {
     fn probe(&self) -> PoolVitals {
         let mut vitals = PoolVitals::default();
         let troubles = &mut vitals.troubles;
         match self.statistics_without_preallocations() {
             Ok(numbers) => {
-                vitals.fill = Some(Fill {
-                    available: numbers.available,
-                    size: numbers.size,
-                });
+                vitals.fill = Some(Fill::of(&numbers));
             }
             Err(error) => troubles.push(error.into()),
         }

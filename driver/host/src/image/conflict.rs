@@ -1,5 +1,7 @@
 //! How an image differs from the expected one.
 
+use std::fmt;
+
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use super::{Content, Error, Identity, Image, Owner};
@@ -153,22 +155,34 @@ impl Properties {
     }
 }
 
-impl Pool {
-    /// Fails if an image does not belong to a volume of this pool.
-    pub(crate) fn verify_owner(&self, image: &Image, volume: &str) -> Result<(), Error> {
-        let is_ours = image.identity.as_ref().is_some_and(|found| {
-            found.owner.volume() == Some(volume) && found.pool_uuid == self.filesystem_uuid()
+impl Image {
+    /// Fails if the image does not belong to this volume of the pool with this UUID.
+    pub(crate) fn verify_owner(
+        &self,
+        volume: &str,
+        pool_uuid: Uuid,
+        pool: &dyn fmt::Display,
+    ) -> Result<(), Error> {
+        let is_ours = self.identity.as_ref().is_some_and(|found| {
+            found.owner.volume() == Some(volume) && found.pool_uuid == pool_uuid
         });
         if is_ours {
             return Ok(());
         }
         Err(Error::IdentityConflict {
-            uid: image.uid.clone(),
+            uid: self.uid.clone(),
             why: IdentityConflict::OtherVolume {
                 volume: volume.to_owned(),
-                pool: self.to_string(),
+                pool: pool.to_string(),
             },
         })
+    }
+}
+
+impl Pool {
+    /// Fails if an image does not belong to a volume of this pool.
+    pub(crate) fn verify_owner(&self, image: &Image, volume: &str) -> Result<(), Error> {
+        image.verify_owner(volume, self.filesystem_uuid(), self)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Encrypted images: what `encryption.rs` does to a device, for the image behind it.
 
-mod attach;
 mod complete;
 mod own;
 

@@ -166,9 +166,9 @@ pub enum Error {
         /// UID of the move.
         by: Uid,
     },
-    /// The pool makes no such volume.
+    /// The pool supports no such volume or operation.
     #[error(
-        "pool {pool} is a volume group of LVM, which has no place for {what}: a pool of another kind has"
+        "pool {pool} is a volume group of LVM, which does not support {what}: use a pool of an image or a device"
     )]
     Unsupported {
         /// What was requested.

@@ -47,17 +47,9 @@ impl Root {
         let mount_point = self.mount_point(home);
         let mounted = MountTarget::open(&*self.system, &mount_point)?.mounted()?;
         let mut found = PoolInventory {
-            uid: home.clone(),
-            name: None,
             mount_point: mount_point.clone(),
-            filesystem_uuid: None,
-            silent: None,
             has_file,
-            images: Vec::new(),
-            closed: Vec::new(),
-            discarded: Vec::new(),
-            temporary: Vec::new(),
-            strays: Vec::new(),
+            ..PoolInventory::of(home.clone())
         };
         let Some(mount) = mounted else {
             return Ok((has_file.then_some(found), None));

@@ -18,6 +18,9 @@ use crate::{
     system::System,
 };
 
+/// Longest name of a mapping (`DM_NAME_LEN` of the kernel, less the end of the text).
+const LONGEST_MAPPING: usize = 127;
+
 /// The pool that a group is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupClaim {
@@ -40,6 +43,9 @@ impl VolumeGroup {
         expectation: Expectation,
     ) -> Result<Self, Error> {
         let system = Arc::clone(&root.system);
+        if !has_room_for_volumes(name) {
+            return Err(unfit(name, Unfit::LongName));
+        }
         let lvm = Lvm::new(root).map_err(|error| failed("list the devices", name)(error.into()))?;
         let mut row = read(&*system, &lvm, name)?;
         if tags::value(&row.tags, "pool").is_none() && expectation == Expectation::New {
@@ -65,12 +71,51 @@ impl VolumeGroup {
             .map_err(|error| failed("read the size of the extents", name)(error.into()))?;
         Ok(Self {
             system,
+            root: root.clone(),
             lvm,
             name: name.to_owned(),
             claim,
             pool_uuid,
             extent_size: Bytes(extent_size),
         })
+    }
+
+    /// Makes the group no pool again: removes its tags, and nothing else. Succeeds if there is no such group, or if it is not
+    /// this pool. Fails while a volume of the pool is in it.
+    pub fn release(
+        root: &Root,
+        name: &str,
+        claim: GroupClaim,
+        expectation: Expectation,
+    ) -> Result<(), Error> {
+        // A group that is not the pool has nothing of it.
+        let expectation = match expectation {
+            Expectation::New => Expectation::Made,
+            known => known,
+        };
+        let group = match Self::open(root, name, claim, expectation) {
+            Ok(group) => group,
+            Err(
+                Error::Missing { .. }
+                | Error::Unfit {
+                    why: Unfit::NoPool(_) | Unfit::OtherPool(_),
+                    ..
+                },
+            ) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let count = group.logical_volumes()?.len();
+        if count > 0 {
+            let why = Unfit::VolumesRemain(count);
+            return Err(unfit(name, why));
+        }
+        let row = group.row()?;
+        let mut command = group.lvm.command("vgchange");
+        for tag in tags::own(&row.tags) {
+            command = command.option("--deltag", tag);
+        }
+        let done = group.lvm.run(&*group.system, &command.operand(name));
+        done.map(drop).map_err(failed("remove the tags", name))
     }
 
     /// Verifies that the group is still the pool, and can be changed. Fails with the first difference.
@@ -95,11 +140,19 @@ impl VolumeGroup {
 }
 
 /// Reads the state of the group of this name, which can be changed on this machine.
-fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
+pub(super) fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
     let rows = lvm.report(system, name);
     let row = one(rows.map_err(failed("read the state", name))?, name)?;
     refuse(&row, name)?;
     Ok(row)
+}
+
+/// Whether device-mapper has room for the names of volumes in a group of this name.
+fn has_room_for_volumes(name: &str) -> bool {
+    // GROUP-cistern--UID, in which each hyphen of a name is written twice, and a UUID has four.
+    let of_volume = 1 + "cistern--".len() + 36 + 4;
+    let hyphens = name.matches('-').count();
+    name.len() + hyphens + of_volume <= LONGEST_MAPPING
 }
 
 /// The only row of a report about one name.
@@ -158,7 +211,7 @@ fn unfit(group: &str, why: Unfit) -> Error {
     Error::Unfit { group, why }
 }
 
-fn failed(operation: &'static str, group: &str) -> impl FnOnce(Cause) -> Error + use<> {
+pub(super) fn failed(operation: &'static str, group: &str) -> impl FnOnce(Cause) -> Error + use<> {
     let group = group.to_owned();
     move |source| Error::Failed {
         operation,
@@ -183,6 +236,13 @@ mod tests {
             permissions: "writeable".to_owned(),
             missing_pv_count: "0".to_owned(),
         }
+    }
+
+    #[test]
+    fn a_group_whose_name_leaves_no_room_for_those_of_volumes_is_refused() {
+        assert!(has_room_for_volumes(&"v".repeat(77)));
+        assert!(!has_room_for_volumes(&"v".repeat(78)));
+        assert!(!has_room_for_volumes(&format!("{}-", "v".repeat(76))));
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Lvm {
     pub(super) fn new(root: &Root) -> io::Result<Self> {
         let system = &*root.system;
         let mut not_searched = system.mapped_devices()?;
-        not_searched.retain(|device| device.uuid.as_deref().is_some_and(is_not_searched));
+        not_searched.retain(|device| device.mapping.uuid.as_deref().is_some_and(is_not_searched));
         let mut paths: Vec<PathBuf> = Vec::new();
         for (name, number) in system.block_devices()? {
             let is_memory = name.starts_with("ram") || name.starts_with("zram");

@@ -19,7 +19,7 @@ impl VolumeGroup {
             let content = volume.identity.as_ref().map(|identity| identity.content);
             if !matches!(content, Some(Content::Filesystem { .. })) {
                 let pool = self.to_string();
-                let what = "a raw block volume that grows";
+                let what = "the expansion of raw block volumes";
                 return Err(Error::Unsupported { what, pool });
             }
             let command = self.lvm.command("lvextend");

@@ -1,14 +1,12 @@
 //! Making a volume: its logical volume, zeros on all of it, and its filesystem.
 
-use std::{io, os::fd::AsFd as _};
+use std::io;
 
 use cistern_types::Bytes;
 
-use super::{
-    State, VolumeGroup, tags,
-    volume::{Device, LogicalVolume},
-};
+use super::{State, VolumeGroup, tags, volume::LogicalVolume};
 use crate::{
+    base_device::LogicalDevice,
     cause::Cause,
     id::{Uid, Uuid},
     image::{
@@ -17,7 +15,7 @@ use crate::{
     },
     mkfs,
     progress::{Progress, percent},
-    system::{OFlags, System},
+    system::{MAPPING, OFlags, System},
 };
 
 /// How much is zeroed between two reports of the progress.
@@ -34,8 +32,8 @@ impl VolumeGroup {
         self.check()?;
         match self.find(uid)? {
             Some(volume) if volume.state == State::Made => {}
-            Some(volume) if volume.is_open => return Err(self.in_use(&volume)),
             Some(volume) => {
+                self.refuse_in_use(&volume)?;
                 self.verify(&volume.clone().into_image(), request)?;
                 self.complete(&volume, request, progress)?;
             }
@@ -54,11 +52,11 @@ impl VolumeGroup {
     fn refuse_unsupported(&self, request: &ImageRequest) -> Result<(), Error> {
         use cistern_types::Provisioning::Thick;
         let what = if request.source.is_some() {
-            "a copy of another volume"
+            "clones and restored snapshots"
         } else if request.encryption.is_some() {
-            "an encrypted volume"
+            "encrypted volumes"
         } else if request.provisioning != Thick {
-            "a thin volume"
+            "thin volumes"
         } else {
             return Ok(());
         };
@@ -97,7 +95,7 @@ impl VolumeGroup {
         let mut command = command
             .option("--setautoactivation", "n")
             .option("--extents", self.extents(request.size).to_string())
-            .option("--name", format!("{}{uid}", super::PREFIX));
+            .option("--name", format!("{MAPPING}{uid}"));
         for tag in tags {
             command = command.option("--addtag", tag);
         }
@@ -173,7 +171,7 @@ impl VolumeGroup {
 /// Zeroes a device of this size. The caller syncs it.
 fn zero(
     system: &dyn System,
-    device: &Device,
+    device: &LogicalDevice,
     size: Bytes,
     progress: Progress<'_>,
 ) -> io::Result<()> {

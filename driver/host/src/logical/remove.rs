@@ -12,7 +12,10 @@ impl VolumeGroup {
     /// they are used again: a new volume is zeroed first.
     pub fn remove(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
-            Some(volume) => self.remove_volume(&volume),
+            Some(volume) => {
+                self.refuse_in_use(&volume)?;
+                self.remove_volume(&volume)
+            }
             None => Ok(()),
         }
     }
@@ -20,8 +23,8 @@ impl VolumeGroup {
     /// Fails while something uses a volume. Succeeds when it does not exist.
     pub fn check_unused(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
-            Some(volume) if volume.is_open => Err(self.in_use(&volume)),
-            Some(_) | None => Ok(()),
+            Some(volume) => self.refuse_in_use(&volume),
+            None => Ok(()),
         }
     }
 
@@ -48,8 +51,10 @@ impl VolumeGroup {
         // LVM has one exit code for all failures.
         match self.find(uid)? {
             None => Ok(()),
-            Some(volume) if volume.is_open => Err(self.in_use(&volume)),
-            Some(_) => Err(failed::<Cause>("remove the logical volume", uid)(cause)),
+            Some(volume) => {
+                self.refuse_in_use(&volume)?;
+                Err(failed::<Cause>("remove the logical volume", uid)(cause))
+            }
         }
     }
 }

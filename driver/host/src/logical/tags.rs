@@ -53,6 +53,11 @@ pub(super) fn value<'a>(tags: &'a str, field: &str) -> Option<&'a str> {
     fields(tags).find_map(|(found, value)| (found == field).then_some(value))
 }
 
+/// Returns the tags of Cistern among those of a report.
+pub(super) fn own(tags: &str) -> impl Iterator<Item = &str> {
+    tags.split(',').filter(|tag| tag.starts_with(PREFIX))
+}
+
 fn fields(tags: &str) -> impl Iterator<Item = (&str, &str)> {
     tags.split(',')
         .filter_map(|tag| tag.strip_prefix(PREFIX)?.split_once('='))

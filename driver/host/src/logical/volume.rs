@@ -1,22 +1,22 @@
 //! Finding the volumes of a group, and the device of each.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-};
+use std::io;
 
 use cistern_types::Bytes;
 
 use super::{
-    PREFIX, State, VolumeGroup,
+    State, VolumeGroup,
+    command::Lvm,
     report::{VolumeRow, number},
     tags,
 };
 use crate::{
+    base_device::LogicalDevice,
     cause::Cause,
+    device_nodes,
     id::Uid,
     image::{Error, Identity, Image, ImageUse, failed},
-    system::{DeviceNumber, LOGICAL_VOLUME, MappedDevice, OFlags, System},
+    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
 };
 
 /// A logical volume of Cistern, whole or not.
@@ -34,11 +34,23 @@ pub(super) struct LogicalVolume {
 }
 
 impl LogicalVolume {
+    /// Lists the logical volumes of Cistern in a group.
+    pub(super) fn list(system: &dyn System, lvm: &Lvm, group: &str) -> Result<Vec<Self>, Cause> {
+        let rows: Vec<VolumeRow> = lvm.report(system, group)?;
+        let volumes: io::Result<Vec<_>> = rows.iter().map(Self::of).collect();
+        Ok(volumes?.into_iter().flatten().collect())
+    }
+
+    /// Returns its name in the group.
+    pub(super) fn name(&self) -> String {
+        format!("{MAPPING}{}", self.uid)
+    }
+
     /// Reads a row of a report; none for a logical volume that is not Cistern's.
     fn of(row: &VolumeRow) -> io::Result<Option<Self>> {
         let uid = row
             .name
-            .strip_prefix(PREFIX)
+            .strip_prefix(MAPPING)
             .and_then(|uid| uid.parse().ok());
         let (Some(uid), Some(state)) = (uid, tags::state(&row.tags)) else {
             return Ok(None);
@@ -63,26 +75,6 @@ impl LogicalVolume {
     }
 }
 
-/// The device of a logical volume, which is open.
-#[derive(Debug)]
-pub struct Device {
-    number: DeviceNumber,
-    file: OwnedFd,
-}
-
-impl Device {
-    /// Returns its number.
-    pub fn number(&self) -> DeviceNumber {
-        self.number
-    }
-}
-
-impl AsFd for Device {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
 impl VolumeGroup {
     /// Lists the volumes of the pool. Fails if LVM cannot report them.
     pub fn volumes(&self) -> Result<Vec<Image>, super::Error> {
@@ -98,13 +90,8 @@ impl VolumeGroup {
 
     /// Lists the logical volumes of Cistern in the group, also those that are not whole.
     pub(super) fn logical_volumes(&self) -> Result<Vec<LogicalVolume>, super::Error> {
-        let list = || -> Result<Vec<LogicalVolume>, Cause> {
-            let rows: Vec<VolumeRow> = self.lvm.report(&*self.system, &self.name)?;
-            let volumes = rows.iter().map(LogicalVolume::of);
-            let volumes: io::Result<Vec<_>> = volumes.collect();
-            Ok(volumes?.into_iter().flatten().collect())
-        };
-        list().map_err(self.failed("list the volumes"))
+        let listed = LogicalVolume::list(&*self.system, &self.lvm, &self.name);
+        listed.map_err(self.failed("list the volumes"))
     }
 
     /// Finds one logical volume; none when it does not exist.
@@ -123,7 +110,7 @@ impl VolumeGroup {
         &self,
         volume: &LogicalVolume,
         flags: OFlags,
-    ) -> Result<Device, Cause> {
+    ) -> Result<LogicalDevice, Cause> {
         let system = &*self.system;
         let found = if let Some(found) = device_of(system, volume)? {
             found
@@ -134,30 +121,33 @@ impl VolumeGroup {
             let found = device_of(system, volume)?;
             found.ok_or_else(|| io::Error::other("the logical volume has no device"))?
         };
-        let path = system.device_path(&found.number.node_name(), found.number)?;
-        let file = system.open(&path, flags)?;
-        Ok(Device {
-            number: found.number,
-            file,
-        })
+        Ok(LogicalDevice::open(system, found.number, flags)?)
     }
 
     /// Returns how LVM names a volume: `group/volume`.
     pub(super) fn path_of(&self, uid: &Uid) -> String {
-        format!("{}/{PREFIX}{uid}", self.name)
+        format!("{}/{MAPPING}{uid}", self.name)
     }
 
-    /// Returns the error for a volume that is in use.
-    pub(super) fn in_use(&self, volume: &LogicalVolume) -> Error {
-        let device = device_of(&*self.system, volume).ok().flatten();
-        let by = match device {
-            Some(device) => ImageUse::Mapped {
-                device: device.number,
-            },
-            None => ImageUse::Locked,
+    /// Fails if a volume is in use: its device is open or mounted, or is staged or published as a raw block volume, which
+    /// does not open it.
+    pub(super) fn refuse_in_use(&self, volume: &LogicalVolume) -> Result<(), Error> {
+        let system = &*self.system;
+        let find = || -> io::Result<(bool, Option<DeviceNumber>)> {
+            let device = device_of(system, volume)?.map(|device| device.number);
+            let nodes = device.map(|number| device_nodes::nodes_of(system, number));
+            let has_nodes = nodes.transpose()?.is_some_and(|nodes| !nodes.is_empty());
+            Ok((volume.is_open || has_nodes, device))
         };
-        let uid = volume.uid.clone();
-        Error::InUse { uid, by }
+        let uid = &volume.uid;
+        match find().map_err(failed("find what uses the device", uid))? {
+            (false, _) => Ok(()),
+            (true, device) => {
+                let by = device.map_or(ImageUse::Locked, |device| ImageUse::Mapped { device });
+                let uid = uid.clone();
+                Err(Error::InUse { uid, by })
+            }
+        }
     }
 
     /// [`Error::Missing`] of a volume.
@@ -166,16 +156,13 @@ impl VolumeGroup {
         Error::Missing { uid, pool }
     }
 
-    /// Opens the device of a volume for reading and writing, and activates it first if need be; none when it does not
-    /// exist. Fails if LVM cannot activate it.
-    pub fn device(&self, uid: &Uid) -> Result<Option<Device>, Error> {
-        match self.made(uid)? {
-            Some(volume) => self
-                .open_device(&volume, OFlags::RDWR)
-                .map(Some)
-                .map_err(failed("open the device", uid)),
-            None => Ok(None),
-        }
+    /// Opens the device of a volume for reading and writing, and activates it first if need be. Fails if the volume does
+    /// not exist, or if LVM cannot activate it.
+    pub fn open_volume(&self, uid: &Uid) -> Result<(LogicalDevice, Image), Error> {
+        let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
+        let device = self.open_device(&volume, OFlags::RDWR);
+        let device = device.map_err(failed("open the device", uid))?;
+        Ok((device, volume.into_image()))
     }
 }
 
@@ -184,6 +171,7 @@ fn device_of(system: &dyn System, volume: &LogicalVolume) -> io::Result<Option<M
     let uuid: String = volume.uuid.chars().filter(|c| *c != '-').collect();
     let is_it = |device: &MappedDevice| {
         let found = device
+            .mapping
             .uuid
             .as_deref()
             .and_then(|it| it.strip_prefix(LOGICAL_VOLUME));

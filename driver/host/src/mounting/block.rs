@@ -26,15 +26,16 @@ use super::{
 use crate::{
     attached::{Attached, lasting_holders},
     cause::Cause,
+    device_nodes::{is_no_directory, is_staging, nodes_of},
     encryption::{HeaderConflict, Lifetime, Unlock},
+    engine::Engine,
     grow,
     id::Uid,
     image::{self, Content, IdentityConflict, Image},
-    loopdev,
     mount_target::MountTarget,
     pool::Pool,
     root::Root,
-    system::{self, DeviceNumber, FileKind, Mount, MountAttrFlags, OFlags, System},
+    system::{DeviceNumber, FileKind, Mount, MountAttrFlags, OFlags, System},
     volume_device,
 };
 
@@ -68,14 +69,14 @@ pub struct BlockPublishRequest<'a> {
     pub target: &'a Path,
 }
 
-impl Pool {
-    /// Binds an image to a loop device and mounts the device node in the staging directory. Stages
+impl dyn Engine + '_ {
+    /// Attaches a volume as a device and mounts the device node in the staging directory. Stages
     /// a thick volume even if it lacks blocks that its pool cannot allocate: its data is complete.
     /// Fails if the pool cannot be used, if the image is not that of the volume or is moving to another node,
     /// or if a filesystem is mounted at the staging path.
     pub fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
-        let (system, image, staging) = (&*self.system, request.image, request.staging);
+        let (system, image, staging) = (self.system(), request.image, request.staging);
         if let Some(mount) = mounted_at(system, staging)? {
             return conflict(&mount, Some(Difference::Filesystem)).map(|()| Staged::default());
         }
@@ -91,10 +92,10 @@ impl Pool {
     }
 
     fn mount_node(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
-        let (system, uid) = (&*self.system, request.image);
-        let (file, image) = match request.unlock {
-            None => self.own_image(uid, request.volume)?,
-            Some(unlock) => self.own_complete_image(uid, request.volume, unlock)?,
+        let (system, uid) = (self.system(), request.image);
+        let (data, image) = match request.unlock {
+            None => self.own(uid, request.volume)?,
+            Some(unlock) => self.own_complete(uid, request.volume, unlock)?,
         };
         let content = image.identity.as_ref().map(|identity| identity.content);
         if content != Some(Content::Block) || image.size < request.size {
@@ -103,7 +104,7 @@ impl Pool {
             let uid = uid.clone();
             return Err(image::Error::IdentityConflict { uid, why }.into());
         }
-        self.refuse_marked(file.as_fd(), uid)?;
+        self.refuse_closing(uid)?;
         let not_reallocated = self.reallocate(uid).err();
         let place = node_place(system, uid, request.staging)?;
         let prepare = || {
@@ -112,7 +113,7 @@ impl Pool {
             place.clear()
         };
         prepare().map_err(failed("prepare", place.path()))?;
-        let attached = self.attach_device(file.as_fd(), &image, request.unlock)?;
+        let attached = self.attach_device(data.as_fd(), &image, request.unlock)?;
         self.fit(&attached, uid, request.unlock.map(|unlock| unlock.keys))
             .map_err(|error| match error {
                 grow::Error::Image(error) => error.into(),
@@ -131,18 +132,18 @@ impl Pool {
         })
     }
 
-    /// Attaches an image as a device.
+    /// Attaches a volume as a device.
     fn attach_device(
         &self,
-        file: BorrowedFd<'_>,
+        data: BorrowedFd<'_>,
         image: &Image,
         unlock: Option<Unlock<'_>>,
     ) -> Result<Attached, image::Error> {
-        let (system, uid) = (&*self.system, &image.uid);
+        let uid = &image.uid;
         match (image.encryption(), unlock) {
             (Some(_), unlock) => {
                 let unlock = unlock_of(unlock, uid)?;
-                let opened = self.open_encrypted(file, uid, unlock, Lifetime::UntilRemoved)?;
+                let opened = self.open_encrypted(data, uid, unlock, Lifetime::UntilRemoved)?;
                 Ok(opened.attached)
             }
             (None, Some(_)) => {
@@ -151,15 +152,18 @@ impl Pool {
             }
             (None, None) => {
                 // A snapshot in progress relies on the image not being attached.
-                let _lock = self.lock_to_attach(file, uid)?;
-                let bound = loopdev::attach(system, file, uid.as_ref());
-                bound
-                    .map(Attached::plain)
-                    .map_err(image::failed("bind the file", uid))
+                let _lock = self.lock_to_attach(data, uid)?;
+                let base = match self.base(data, uid)? {
+                    Some(base) => self.verified(base, uid)?,
+                    None => self.attach(data, uid)?,
+                };
+                Ok(Attached::plain(base))
             }
         }
     }
+}
 
+impl Pool {
     /// Detaches the devices of an image that stayed without a node at any path: a stage
     /// and its staging directory may both be lost. A mapping that is mounted, or that a pod has open, stays until then.
     pub(crate) fn detach_idle(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Cause> {
@@ -245,7 +249,7 @@ impl Root {
     }
 }
 
-/// Undoes [`Pool::stage_block`] for every volume at a staging path.
+/// Undoes `stage_block` for every volume at a staging path.
 pub(super) fn unstage(system: &dyn System, staging: &Path) -> Result<(), Error> {
     let names = system
         .open(staging, OFlags::RDONLY | OFlags::DIRECTORY)
@@ -403,85 +407,6 @@ fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Attached>> {
     Ok(None)
 }
 
-/// Lists the mounts of the nodes of a volume, which this number identifies, as far as this process
-/// sees: at staging and target paths, and where kubelet bind-mounts a target again for its pod.
-pub(crate) fn nodes_of(system: &dyn System, number: DeviceNumber) -> io::Result<Vec<Mount>> {
-    let mut mounts = Vec::new();
-    for mount in system.mounts()? {
-        if named_device(system, &mount)? == Some(number) {
-            mounts.push(mount);
-        }
-    }
-    let nodes = nodes_among(system, &mounts)?.into_iter();
-    Ok(nodes.map(|(_, mount)| mount).collect())
-}
-
-/// Returns the mounts that can be nodes of volumes, each with the number that identifies its volume.
-pub(crate) fn nodes_among(
-    system: &dyn System,
-    mounts: &[Mount],
-) -> io::Result<Vec<(DeviceNumber, Mount)>> {
-    let mut all = Vec::new();
-    for mount in mounts {
-        // Filters by name first: the filesystem of another mount may hang.
-        let Some(number) = named_device(system, mount)? else {
-            continue;
-        };
-        // Opens it through its directory: the full path may exceed the limit of the kernel.
-        let node = MountTarget::open(system, &mount.mount_point);
-        match node.and_then(|node| node.device()) {
-            Ok(device) if device == Some(number) => {
-                all.push((number, mount.clone()));
-            }
-            Ok(_) => {}
-            Err(error) if is_no_directory(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(all)
-}
-
-/// Returns the number that identifies the volume whose node is mounted, judged by the name of the node.
-pub(crate) fn named_device(system: &dyn System, mount: &Mount) -> io::Result<Option<DeviceNumber>> {
-    let named = node_name(&mount.root).and_then(|name| system::node_number(&name));
-    let device = named.map(|device| system.beneath(device)).transpose()?;
-    Ok(device.filter(|device| volume_device::is_possible(*device)))
-}
-
-/// Returns the name of the mounted file, even if it was removed.
-fn node_name(root: &Path) -> Option<String> {
-    let text = root.to_str()?;
-    let text = text.strip_suffix("//deleted").unwrap_or(text);
-    let (_, name) = text.rsplit_once('/')?;
-    (!name.is_empty()).then(|| name.to_owned())
-}
-
-/// Whether a node of an image's device is at a staging path, not at a target path.
-pub(crate) fn is_staging(node: &Mount, image: &Uid) -> bool {
-    node.mount_point.file_name() == Some(image.as_ref())
-}
-
 fn is_read_only(mount: &Mount) -> bool {
     mount.has("ro")
-}
-
-fn is_no_directory(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_is_recognized_by_its_name_even_when_it_was_removed() {
-        let name = |root: &str| node_name(Path::new(root));
-        assert_eq!(name("/loop5").as_deref(), Some("loop5"));
-        assert_eq!(name("/var/lib/cistern/dev/7-5").as_deref(), Some("7-5"));
-        assert_eq!(name("/7-5//deleted").as_deref(), Some("7-5"));
-        assert_eq!(name("/"), None);
-    }
 }

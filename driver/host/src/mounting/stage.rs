@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{
     attached::Attached,
+    base_device::BaseDevice,
     encryption::{HeaderConflict, Lifetime},
+    engine::Engine,
     grow,
     image::{self, FilesystemConflict, Image},
-    loopdev::{self, Loop},
     mount_target::MountTarget,
-    pool::Pool,
     root::Root,
     stage_request::StageRequest,
     superblock,
@@ -45,7 +45,7 @@ impl Root {
     }
 }
 
-impl Pool {
+impl dyn Engine + '_ {
     /// Mounts the filesystem of an image at the staging path, and grows it if it is smaller than
     /// the image. If it cannot grow, or if a thick volume lacks blocks that its pool cannot
     /// allocate, it is mounted all the same: its data is complete. Fails if the pool cannot be
@@ -54,18 +54,18 @@ impl Pool {
     /// at the path. A volume that is staged already stays so while it is closing.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
-        let place = open(&*self.system, request.staging)?;
-        let (bound, unbound) = self.attach_image(request)?;
+        let place = open(self.system(), request.staging)?;
+        let (attached, unbound) = self.attach_filesystem(request)?;
         if let Some(mount) = place
             .mounted()
             .map_err(failed("inspect", request.staging))?
         {
-            is_staged(&mount, bound.number(), request)?;
-            return Ok(self.grow_staged(&place, &bound, unbound, request));
+            is_staged(&mount, attached.number(), request)?;
+            return Ok(self.grow_staged(&place, &attached, unbound, request));
         }
         self.refuse_closing(request.image)?;
         let not_reallocated = self.reallocate(request.image).err();
-        let system = &*self.system;
+        let system = self.system();
         let parameters =
             request
                 .options
@@ -73,17 +73,17 @@ impl Pool {
         let attributes = request.options.attributes(request.read_only);
         let kind = request.filesystem.as_str();
         let attach = |mount: OwnedFd| {
-            let attached = place.attach(mount.as_fd());
-            attached.map_err(failed("mount the volume at", request.staging))
+            let result = place.attach(mount.as_fd());
+            result.map_err(failed("mount the volume at", request.staging))
         };
         system
-            .mount_filesystem(kind, bound.path(), &parameters, attributes)
+            .mount_filesystem(kind, attached.path(), &parameters, attributes)
             .map_err(|error| not_mounted(request, error))
             .and_then(attach)?;
-        verify_staged(&place, bound.number(), request)?;
+        verify_staged(&place, attached.number(), request)?;
         Ok(Staged {
             not_reallocated,
-            ..self.grow_staged(&place, &bound, unbound, request)
+            ..self.grow_staged(&place, &attached, unbound, request)
         })
     }
 
@@ -92,34 +92,37 @@ impl Pool {
     /// nothing when the image is in use already or needs neither.
     pub fn prepare(&self, request: &StageRequest<'_>) -> Result<Result<(), grow::Error>, Error> {
         self.check().map_err(image::Error::from)?;
-        let (file, image) = self.own_image(request.image, request.volume)?;
+        let (data, image) = self.own(request.image, request.volume)?;
         if image.encryption().is_some() {
             return Ok(self.attach_encrypted(request)?.1);
         }
-        let bound = self.find_filesystem(file.as_fd(), &image, request)?;
-        if bound.is_some() {
+        if self
+            .find_filesystem(data.as_fd(), &image, request)?
+            .is_some()
+        {
             return Ok(Ok(()));
         }
-        let lock = self.lock_to_attach(file.as_fd(), request.image)?;
-        drop(file);
-        Ok(self.prepare_unbound(lock.as_fd(), request)?)
+        let lock = self.lock_to_attach(data.as_fd(), request.image)?;
+        drop(data);
+        Ok(self.prepare_unused(lock.as_fd(), request)?)
     }
 
     /// Grows a filesystem that is mounted at the staging path and did not grow before that.
     fn grow_staged(
         &self,
         place: &MountTarget<'_>,
-        bound: &Attached,
+        attached: &Attached,
         unbound: Result<(), grow::Error>,
         request: &StageRequest<'_>,
     ) -> Staged {
         if request.read_only {
             return Staged::default();
         }
-        let (system, uid) = (&*self.system, request.image);
+        let (system, uid) = (self.system(), request.image);
         let keys = request.unlock.map(|unlock| unlock.keys);
-        let grown = self.fit(bound, uid, keys).and_then(|size| {
-            grow::grow_mounted(system, place, bound.as_fd(), uid, request.filesystem, size)
+        let grown = self.fit(attached, uid, keys).and_then(|size| {
+            let (device, filesystem) = (attached.as_fd(), request.filesystem);
+            grow::grow_mounted(system, place, device, uid, filesystem, size)
         });
         let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
         Staged {
@@ -130,25 +133,24 @@ impl Pool {
 
     /// Verifies that the image belongs to the volume and holds its filesystem, grows the
     /// filesystem, and attaches the image. The inner result says whether the growth succeeded.
-    fn attach_image(
+    fn attach_filesystem(
         &self,
         request: &StageRequest<'_>,
     ) -> Result<(Attached, Result<(), grow::Error>), Error> {
-        let (system, uid) = (&*self.system, request.image);
-        let (file, image) = self.own_image(uid, request.volume)?;
+        let uid = request.image;
+        let (data, image) = self.own(uid, request.volume)?;
         if image.encryption().is_some() {
             return self.attach_encrypted(request);
         }
-        let bound = self.find_filesystem(file.as_fd(), &image, request)?;
-        let (bound, unbound) = if let Some(bound) = bound {
-            (loopdev::verify(system, bound), Ok(()))
-        } else {
-            let lock = self.lock_to_attach(file.as_fd(), uid)?;
-            let unbound = self.prepare_unbound(lock.as_fd(), request)?;
-            (loopdev::bind(system, file.as_fd()), unbound)
-        };
-        let bound = bound.map_err(image::failed("bind the file", uid))?;
-        Ok((Attached::plain(bound), unbound))
+        let used = self.find_filesystem(data.as_fd(), &image, request)?;
+        if let Some(base) = used {
+            let base = self.verified(base, uid)?;
+            return Ok((Attached::plain(base), Ok(())));
+        }
+        let lock = self.lock_to_attach(data.as_fd(), uid)?;
+        let unbound = self.prepare_unused(lock.as_fd(), request)?;
+        let base = self.attach(data.as_fd(), uid)?;
+        Ok((Attached::plain(base), unbound))
     }
 
     /// Does the same to an encrypted image, whose filesystem is seen only through its mapping.
@@ -158,39 +160,37 @@ impl Pool {
     ) -> Result<(Attached, Result<(), grow::Error>), Error> {
         let uid = request.image;
         let unlock = unlock_of(request.unlock, uid)?;
-        let (file, image) = self.own_complete_image(uid, request.volume, unlock)?;
-        let opened = self.open_encrypted(file.as_fd(), uid, unlock, Lifetime::WhileUsed)?;
+        let (data, image) = self.own_complete(uid, request.volume, unlock)?;
+        let opened = self.open_encrypted(data.as_fd(), uid, unlock, Lifetime::WhileUsed)?;
         let attached = opened.attached;
         self.verify_content(attached.as_fd(), &image, request)?;
         let unbound = if opened.was_in_use {
             Ok(())
         } else {
-            self.prepare_unbound(attached.as_fd(), request)?
+            self.prepare_unused(attached.as_fd(), request)?
         };
         Ok((attached, unbound))
     }
 
-    /// Verifies that an image holds the filesystem of its volume, and returns the loop device
-    /// that it is bound to.
+    /// Verifies that the data of a volume is its filesystem, and returns its base device if something uses it.
     fn find_filesystem(
         &self,
-        file: BorrowedFd<'_>,
+        data: BorrowedFd<'_>,
         image: &Image,
         request: &StageRequest<'_>,
-    ) -> Result<Option<Loop>, Error> {
-        let (system, uid) = (&*self.system, request.image);
+    ) -> Result<Option<BaseDevice>, Error> {
+        let (system, uid) = (self.system(), request.image);
         if request.unlock.is_some() {
             let (uid, why) = (uid.clone(), HeaderConflict::NotEncrypted);
             return Err(image::Error::EncryptionConflict { uid, why }.into());
         }
-        self.verify_content(file, image, request)?;
-        let id = system
-            .stat(file)
-            .map_err(image::failed("stat the file", uid))?
-            .id;
-        let bound = loopdev::find(system, id, uid.as_ref())
-            .map_err(image::failed("find the loop device", uid))?;
-        Ok(bound)
+        self.verify_content(data, image, request)?;
+        let Some(base) = self.base(data, uid)? else {
+            return Ok(None);
+        };
+        let is_in_use = base.is_in_use(system);
+        let is_in_use = is_in_use.map_err(image::failed("find what uses the device", uid))?;
+        Ok(is_in_use.then_some(base))
     }
 
     /// Verifies that a file or device holds the filesystem of its volume.
@@ -200,7 +200,7 @@ impl Pool {
         image: &Image,
         request: &StageRequest<'_>,
     ) -> Result<(), Error> {
-        let (system, uid) = (&*self.system, request.image);
+        let (system, uid) = (self.system(), request.image);
         let superblock =
             superblock::read(system, content).map_err(image::failed("read the filesystem", uid))?;
         let why = match superblock {
@@ -233,7 +233,7 @@ fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
     damaged.into()
 }
 
-/// Verifies the mount of [`Pool::stage`]. If another mount has kept the superblock in use, the new
+/// Verifies the mount of a stage. If another mount has kept the superblock in use, the new
 /// mount has the superblock's old options instead of the requested ones. The new mount is removed
 /// in that case.
 fn verify_staged(

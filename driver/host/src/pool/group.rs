@@ -65,6 +65,12 @@ pub enum Unfit {
         "its tags say of no pool, and the pool {0} was made before: another group has its name now"
     )]
     NoPool(String),
+    /// It cannot be released, because volumes of the pool are in it.
+    #[error("{0} volumes of the pool remain in it: delete them first")]
+    VolumesRemain(usize),
+    /// Its name leaves no room for the names of volumes.
+    #[error("its name is too long: it may have 77 characters, and each hyphen counts twice")]
+    LongName,
     /// A tag of it cannot be read.
     #[error("its tag {0} cannot be read")]
     Tag(String),

@@ -8,9 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Disk, FileId, Holder};
+use super::{Disk, FileId, Holder, MappingName};
 
-/// How the name of every mapping of Cistern begins. The name of its image follows.
+/// How the name of every mapping of Cistern begins, and that of every logical volume of Cistern in its group. The name of
+/// the image follows.
 pub(crate) const MAPPING: &str = "cistern-";
 /// How the UUID of every mapping of an encrypted device begins (cryptsetup). A logical volume of a group `cistern` has
 /// the name of a mapping of Cistern, and another UUID.
@@ -104,8 +105,8 @@ pub struct IoCounters {
 pub struct MappedDevice {
     /// Its number.
     pub number: DeviceNumber,
-    /// Its UUID, which says what made it: `LVM-` and 64 letters for a logical volume. Few devices have none.
-    pub uuid: Option<String>,
+    /// What device-mapper calls it.
+    pub mapping: MappingName,
 }
 
 /// Queue settings of a loop device.
@@ -162,10 +163,13 @@ pub trait Devices {
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// Lists the bound loop devices.
     fn bound_loops(&self) -> io::Result<Vec<BoundLoop>>;
-    /// Returns the loop device under a mapping of Cistern, and any other device itself. Opens none.
+    /// Returns the device under a mapping of Cistern, and any other device itself. Opens none.
     fn beneath(&self, device: DeviceNumber) -> io::Result<DeviceNumber>;
-    /// Returns the mapping of Cistern over a loop device; none when there is none.
-    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>>;
+    /// Returns the mapping of Cistern over a block device; none when there is none.
+    fn mapping_over(&self, device: DeviceNumber) -> io::Result<Option<DeviceNumber>>;
+    /// Returns what device-mapper calls a block device; none if it is no device of device-mapper, or is being removed. Does
+    /// not open it.
+    fn mapping_of(&self, device: DeviceNumber) -> io::Result<Option<MappingName>>;
     /// Returns the path of the file behind a loop device; none when it is not bound.
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>>;
     /// Returns the number of a free loop device that is not in `except`; adds one if needed.

@@ -21,8 +21,8 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
     Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, Holder, IoCounters,
-    LoopSettings, LoopStatus, MappedDevice, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat,
-    System, XfsGeometry,
+    LoopSettings, LoopStatus, MappedDevice, MappingName, Mount, MountAttrFlags, OFlags, Parameter,
+    Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -292,8 +292,12 @@ impl Devices for FailAt {
         self.next()?.beneath(device)
     }
 
-    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>> {
-        self.next()?.mapping_over(number)
+    fn mapping_over(&self, device: DeviceNumber) -> io::Result<Option<DeviceNumber>> {
+        self.next()?.mapping_over(device)
+    }
+
+    fn mapping_of(&self, device: DeviceNumber) -> io::Result<Option<MappingName>> {
+        self.next()?.mapping_of(device)
     }
 
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {

@@ -1,9 +1,11 @@
 //! [`Holder`]: a block device that is built on another one, and so holds it.
 
-use std::fmt;
+use std::{fmt, mem};
 
 /// How the UUID of every mapping of LVM begins.
 pub(crate) const LOGICAL_VOLUME: &str = "LVM-";
+/// Letters of the UUIDs of group and volume in the UUID of a logical volume. More follow for a part of one.
+const LOGICAL_UUID: usize = 64;
 /// Holders that are named: a user of a volume can make many.
 const NAMED: usize = 4;
 
@@ -23,6 +25,30 @@ pub struct MappingName {
     pub name: String,
     /// Its UUID, which begins with the program that has made it; none if that gave it none.
     pub uuid: Option<String>,
+}
+
+impl MappingName {
+    /// Returns the name of the logical volume in its group; none for another mapping, and for a part of a logical volume,
+    /// such as the copy of a snapshot.
+    pub(crate) fn logical_volume(&self) -> Option<String> {
+        let uuid = self.uuid.as_deref()?.strip_prefix(LOGICAL_VOLUME)?;
+        if uuid.len() != LOGICAL_UUID {
+            return None;
+        }
+        // LVM writes GROUP-VOLUME, and each hyphen of a name twice.
+        let (mut parts, mut letters) = (vec![String::new()], self.name.chars().peekable());
+        while let Some(letter) = letters.next() {
+            if letter == '-' && letters.next_if_eq(&'-').is_none() {
+                parts.push(String::new());
+            } else {
+                parts.last_mut()?.push(letter);
+            }
+        }
+        match parts.as_mut_slice() {
+            [_, volume] => Some(mem::take(volume)),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Holder {
@@ -95,6 +121,27 @@ mod tests {
         ] {
             assert_eq!(holder.to_string(), expected);
         }
+    }
+
+    #[test]
+    fn a_logical_volume_is_called_what_it_is_in_its_group() {
+        let uuid = format!("LVM-{}", "x".repeat(LOGICAL_UUID));
+        let name = |name: &str, uuid: &str| {
+            let (name, uuid) = (name.to_owned(), Some(uuid.to_owned()));
+            MappingName { name, uuid }.logical_volume()
+        };
+        for (mapping, expected) in [
+            ("vg0-data", "data"),
+            ("vg--a-cistern--0f--1", "cistern-0f-1"),
+            ("vg----a-b", "b"),
+        ] {
+            assert_eq!(name(mapping, &uuid).as_deref(), Some(expected), "{mapping}");
+        }
+        // A part of a logical volume, and what is none.
+        assert_eq!(name("vg0-data-cow", &format!("{uuid}-cow")), None);
+        assert_eq!(name("vg0-data", &format!("{uuid}-real")), None);
+        assert_eq!(name("vg0-data", "CRYPT-LUKS2-85b6-vg0-data"), None);
+        assert_eq!(name("data", &uuid), None);
     }
 
     #[test]

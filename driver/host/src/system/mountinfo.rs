@@ -19,7 +19,7 @@ pub struct Mount {
     /// ID of the mount that it is attached to.
     pub parent: u64,
     /// Device number of the filesystem. For a btrfs on a device of Cistern, that of the device, because
-    /// btrfs has an anonymous device number. For a filesystem on a mapping of Cistern, that of the loop device
+    /// btrfs has an anonymous device number. For a filesystem on a mapping of Cistern, that of the device
     /// under it, which identifies the image.
     pub device: DeviceNumber,
     /// The directory within the filesystem that is mounted.

@@ -263,9 +263,9 @@ fn loops() -> io::Result<BTreeSet<u32>> {
     Ok(numbers)
 }
 
-/// Returns the mapping of Cistern over a loop device.
-pub(super) fn mapping_over(number: u32) -> io::Result<Option<DeviceNumber>> {
-    for holder in names(&format!("/sys/block/loop{number}/holders"))? {
+/// Returns the mapping of Cistern over a block device.
+pub(super) fn mapping_over(device: DeviceNumber) -> io::Result<Option<DeviceNumber>> {
+    for holder in names(&format!("/sys/dev/block/{device}/holders"))? {
         if is_mapping(&format!("/sys/block/{holder}"))? {
             let device = text(&format!("/sys/block/{holder}/dev"))?;
             return Ok(device.and_then(|device| DeviceNumber::parse(&device)));
@@ -274,15 +274,24 @@ pub(super) fn mapping_over(number: u32) -> io::Result<Option<DeviceNumber>> {
     Ok(None)
 }
 
-/// Returns the loop device under a mapping of Cistern, and any other device itself.
+/// Returns the device under a mapping of Cistern, and any other device itself.
 pub(super) fn beneath(device: DeviceNumber) -> io::Result<DeviceNumber> {
     let folder = format!("/sys/dev/block/{device}");
     if !is_mapping(&folder)? {
         return Ok(device);
     }
-    let mut under = names(&format!("{folder}/slaves"))?.into_iter();
-    let number = under.find_map(|name| name.strip_prefix("loop")?.parse().ok());
-    Ok(number.map_or(device, DeviceNumber::of_loop))
+    // A mapping of an encrypted volume has one device.
+    let Some(under) = names(&format!("{folder}/slaves"))?.into_iter().next() else {
+        return Ok(device);
+    };
+    let number = text(&format!("/sys/block/{under}/dev"))?;
+    let number = number.and_then(|number| DeviceNumber::parse(&number));
+    Ok(number.unwrap_or(device))
+}
+
+/// Returns what device-mapper calls a block device; none if it is no device of device-mapper.
+pub(super) fn mapping_of(device: DeviceNumber) -> io::Result<Option<MappingName>> {
+    mapping_name(&format!("/sys/dev/block/{device}"))
 }
 
 /// Lists the devices of device-mapper, without those that are being removed.
@@ -297,12 +306,12 @@ pub(super) fn mapped_devices() -> io::Result<Vec<MappedDevice>> {
 }
 
 fn mapped_device(folder: &str) -> io::Result<Option<MappedDevice>> {
-    let Some(MappingName { uuid, .. }) = mapping_name(folder)? else {
+    let Some(mapping) = mapping_name(folder)? else {
         return Ok(None);
     };
     let number = text(&format!("{folder}/dev"))?;
     let number = number.and_then(|number| DeviceNumber::parse(&number));
-    Ok(number.map(|number| MappedDevice { number, uuid }))
+    Ok(number.map(|number| MappedDevice { number, mapping }))
 }
 
 /// Whether a device is a mapping of Cistern, which is not being removed.

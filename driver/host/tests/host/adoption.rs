@@ -20,6 +20,7 @@ use crate::{
         Machine, POOL_SIZE, Volume, device_pool, has_loops, image_pool, known, must, open_new,
         request, root, uid, unmount,
     },
+    scenario::Volumes as _,
 };
 
 /// The declaration of the same pool after a restore of the cluster.

@@ -17,6 +17,7 @@ use crate::{
     harness::{
         Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, must, open_new, request,
     },
+    scenario::Volumes as _,
 };
 
 /// Number of volumes that are staged concurrently: more than the free loop devices of a new machine.

@@ -17,8 +17,9 @@ use rustix::{
     mount::{UnmountFlags, mount_bind},
 };
 
-use crate::harness::{
-    Machine, Volume, has_loops, image_path, image_pool, must, open_new, request, run,
+use crate::{
+    harness::{Machine, Volume, has_loops, image_path, image_pool, must, open_new, request, run},
+    scenario::Volumes as _,
 };
 
 const SIZE: Bytes = Bytes::mib(16);

@@ -14,6 +14,7 @@ use crate::{
         Machine, Volume, allocated, chain, image_path, image_pool, must, open_new, request, run,
         uid, unstage,
     },
+    scenario::Volumes as _,
     snapshot::{SIZE, from, snapshot_of, take_snapshot},
 };
 

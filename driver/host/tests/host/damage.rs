@@ -9,13 +9,16 @@ use std::{
 };
 
 use cistern_host::{
-    Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
+    Checking, Engine, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
 };
 use cistern_types::{Bytes, ExtentLimits, FilesystemType, Provisioning};
 use rustix::fs::ioctl_ficlone;
 
-use crate::harness::{
-    Machine, Volume, image_path, must, open_new, released, request as request_of, run, unstage,
+use crate::{
+    harness::{
+        Machine, Volume, image_path, must, open_new, released, request as request_of, run, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 /// A volume that was used once: it holds the file `kept` and the directory `folder`.
@@ -169,7 +172,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
             checking: Checking::Now(&progress),
             ..plain()
         };
-        must(must(used.pool.prepare(&request)));
+        must(must((&used.pool as &dyn Engine).prepare(&request)));
         assert_eq!(percent.get(), 100);
         let staged = must(used.pool.stage(&later()));
         assert!(staged.not_grown.is_none(), "{:?}", staged.not_grown);

@@ -15,6 +15,7 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use crate::{
     failing::text,
     harness::{Machine, POOL_SIZE, has_loops, image_pool, known, must, request, run, uid, unmount},
+    scenario::Volumes as _,
 };
 
 /// A data disk of the host, mounted at `data`.

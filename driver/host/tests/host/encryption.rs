@@ -20,10 +20,11 @@ use rustix::fs::{SeekFrom, seek};
 
 use crate::{
     harness::{
-        Machine, Volume, allocated, eventually, has_loops, image_path, must, open_new, request,
-        run, unstage,
+        Machine, Probes as _, Volume, allocated, eventually, has_loops, image_path, must, open_new,
+        request, run, unstage,
     },
     health_volume::subject,
+    scenario::Volumes as _,
     snapshot::{from, snapshot_of, take_snapshot},
 };
 

@@ -9,18 +9,19 @@ use std::{
 };
 
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Fence, Image, ImageRequest, Pool, Uid, image::Error,
-    mounting, pool, snapshot,
+    BlockPublishRequest, BlockStageRequest, Engine, Fence, Image, ImageRequest, Pool, Uid,
+    image::Error, mounting, pool, snapshot,
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, FlockOperation, flock};
 
 use crate::{
     harness::{
-        Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_path,
-        image_pool, known, must, open_new, request, run, uid, unstage,
+        Machine, POOL_SIZE, Probes as _, Volume, allocated, chain, eventually, has_loops,
+        image_path, image_pool, known, must, open_new, request, run, uid, unstage,
     },
     health_volume::subject,
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 
@@ -147,7 +148,7 @@ fn a_closing_volume_keeps_what_uses_it_and_gets_no_new_stage_or_publish() {
     is_not_attached(root.publish(&volume.publish(&staging, &target)));
     unstage(&machine, &image.uid, &staging);
     is_not_attached(pool.stage(&volume.stage(&staging)));
-    is_not_attached(pool.prepare(&volume.stage(&staging)));
+    is_not_attached((&pool as &dyn Engine).prepare(&volume.stage(&staging)));
     has_loops(&machine, 1);
 }
 

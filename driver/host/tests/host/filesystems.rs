@@ -10,7 +10,10 @@ use cistern_host::{
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use rustix::fs::ioctl_ficlone;
 
-use crate::harness::{Machine, Volume, image_path, must, open_new, request, unstage};
+use crate::{
+    harness::{Machine, Volume, image_path, must, open_new, request, unstage},
+    scenario::Volumes as _,
+};
 
 /// Stages, writes, unstages; reads what an earlier call wrote.
 fn use_volume(machine: &Machine, pool: &cistern_host::Pool, volume: &Volume<'_>, expected: &str) {

@@ -17,6 +17,7 @@ use cistern_types::{Consistency, FilesystemType, Provisioning};
 
 use crate::{
     harness::{Machine, Volume, image_path, must, open_new, request, run},
+    scenario::Volumes as _,
     snapshot::{SIZE, snapshot_of, take_snapshot},
     stuck_writer::StuckWriter,
 };

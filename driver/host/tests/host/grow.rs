@@ -9,8 +9,11 @@ use cistern_host::{
 };
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
-use crate::harness::{
-    Machine, Volume, allocated, image_path, known, must, open_new, request, root, run, unstage,
+use crate::{
+    harness::{
+        Machine, Volume, allocated, image_path, known, must, open_new, request, root, run, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 const FROM: Bytes = Bytes::mib(300);

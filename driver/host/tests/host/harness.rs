@@ -15,8 +15,10 @@ use std::{
 use crate::scenario;
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
 use cistern_host::{
-    Checking, Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration,
-    PublishRequest, Root, Source, StageRequest, System, Uid, Unlock, image::Content,
+    Checking, Engine, Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration,
+    PublishRequest, Root, Source, StageRequest, System, Uid, Unlock,
+    health::{PoolVitals, VolumeSubject, VolumeTrouble},
+    image::Content,
     inventory::Inventory,
 };
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
@@ -25,6 +27,29 @@ use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount},
     thread::UnshareFlags,
 };
+
+/// Calls the methods of a shared `dyn Engine`.
+pub(crate) trait Probes {
+    fn vitals(&self, deadline: Duration) -> PoolVitals;
+    fn examine(&self, volumes: &[VolumeSubject<'_>], deadline: Duration)
+    -> Vec<Vec<VolumeTrouble>>;
+}
+
+impl<E: Engine + 'static> Probes for Arc<E> {
+    fn vitals(&self, deadline: Duration) -> PoolVitals {
+        let engine: Arc<dyn Engine> = self.clone();
+        engine.vitals(deadline)
+    }
+
+    fn examine(
+        &self,
+        volumes: &[VolumeSubject<'_>],
+        deadline: Duration,
+    ) -> Vec<Vec<VolumeTrouble>> {
+        let engine: Arc<dyn Engine> = self.clone();
+        engine.examine(volumes, deadline)
+    }
+}
 
 /// Smallest size of a pool.
 pub(crate) const POOL_SIZE: Bytes = Bytes::gib(1);
@@ -341,13 +366,15 @@ pub(crate) fn has_loops(machine: &Machine, count: usize) {
     assert_eq!(loops.len(), count, "{loops:?}");
 }
 
-/// Waits until no loop device has the image any more.
+/// Waits until no loop device has the image any more, also if it was removed.
 #[track_caller]
 pub(crate) fn released(machine: &Machine, image: &Uid) {
     eventually("the end of the loop device", || {
         let loops = machine.inventory().loops;
-        let mut names = loops.iter().map(|bound| &bound.backing_file);
-        !names.any(|name| name.ends_with(image.as_str()))
+        let mut names = loops
+            .iter()
+            .map(|bound| bound.backing_file.to_string_lossy());
+        !names.any(|name| name.contains(image.as_str()))
     });
 }
 

@@ -24,10 +24,11 @@ use rustix::{
 use crate::{
     failing::{FailingDevice, text},
     harness::{
-        Machine, POOL_SIZE, Volume, device_pool, eventually, image_path, image_pool, known, must,
-        open_new, remount_read_only, request, root, run, uid, unmount,
+        Machine, POOL_SIZE, Probes as _, Volume, device_pool, eventually, image_path, image_pool,
+        known, must, open_new, remount_read_only, request, root, run, uid, unmount,
     },
     health_volume::subject,
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 

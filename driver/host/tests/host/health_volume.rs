@@ -13,9 +13,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
 use crate::{
     failing::text,
     harness::{
-        Machine, POOL_SIZE, Volume, image_path, image_pool, known, must, open_new,
+        Machine, POOL_SIZE, Probes as _, Volume, image_path, image_pool, known, must, open_new,
         remount_read_only, request, root, run, unstage,
     },
+    scenario::Volumes as _,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);

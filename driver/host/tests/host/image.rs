@@ -12,9 +12,12 @@ use cistern_host::{
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
-use crate::harness::{
-    Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_path, image_pool,
-    known, linux, must, open_new, request, root, run, uid, unstage,
+use crate::{
+    harness::{
+        Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_path,
+        image_pool, known, linux, must, open_new, request, root, run, uid, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 fn thin(name: &str) -> ImageRequest {

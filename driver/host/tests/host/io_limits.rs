@@ -19,6 +19,7 @@ use cistern_types::{Bytes, FilesystemType, IoLimits, Provisioning};
 use crate::{
     cgroups::Pods,
     harness::{Machine, Volume, eventually, must, open_new, request, run, unstage},
+    scenario::Volumes as _,
 };
 
 fn limit(machine: &Machine, pods: &Pods, image: &Uid, limits: IoLimits) {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    os::unix::fs::FileExt as _,
     sync::Arc,
 };
 
@@ -28,13 +28,13 @@ const CONFIG: &str = "devices { use_devicesfile=0 hints=\"none\" scan_lvs=0 } \
     activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } backup { backup=0 archive=0 }";
 
 /// A volume group of one or more disks, which ends with the test.
-struct Group {
+pub(crate) struct Group {
     name: String,
     disks: Vec<Disk>,
 }
 
 impl Group {
-    fn new(machine: &Machine, disks: usize) -> Self {
+    pub(crate) fn new(machine: &Machine, disks: usize) -> Self {
         let disk = |index| {
             let disk = Disk::of_size(machine, &format!("disk-{index}"), DISK);
             let remains = vec![REMAINS; 1 << 20];
@@ -77,7 +77,16 @@ impl Group {
         root: &Root,
         expectation: Expectation,
     ) -> Result<VolumeGroup, logical::Error> {
-        VolumeGroup::open(root, &self.name, claim(), expectation)
+        self.open_as(root, claim(), expectation)
+    }
+
+    pub(crate) fn open_as(
+        &self,
+        root: &Root,
+        claim: GroupClaim,
+        expectation: Expectation,
+    ) -> Result<VolumeGroup, logical::Error> {
+        VolumeGroup::open(root, &self.name, claim, expectation)
     }
 
     fn pool(&self, machine: &Machine) -> VolumeGroup {
@@ -110,7 +119,7 @@ impl Drop for Group {
     }
 }
 
-fn claim() -> GroupClaim {
+pub(crate) fn claim() -> GroupClaim {
     let PoolDeclaration { uid, name, .. } = image_pool(Bytes::ZERO);
     GroupClaim {
         pool: uid,
@@ -141,7 +150,7 @@ fn block(machine: &Machine, name: &str) -> ImageRequest {
 
 /// Opens the device of a volume.
 fn open(group: &VolumeGroup, request: &ImageRequest) -> File {
-    let device = must(group.device(&request.uid)).expect("a device");
+    let (device, _) = must(group.open_volume(&request.uid));
     File::from(device.as_fd().try_clone_to_owned().unwrap())
 }
 
@@ -177,7 +186,7 @@ fn a_volume_of_a_group_has_what_was_requested_and_is_found_again() {
         let content = made.identity.unwrap().content;
         assert_eq!(content.filesystem(), request.filesystem);
         if let Content::Filesystem { uuid, .. } = content {
-            let device = must(pool.device(&request.uid)).expect("a device").number();
+            let device = must(pool.open_volume(&request.uid)).0.number();
             let path = format!("/dev/dm-{}", device.minor);
             let found = run("blkid", &["-p", "-o", "value", "-s", "UUID", &path]);
             assert_eq!(found.trim(), uuid.to_string());
@@ -309,7 +318,7 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
         ..block(&machine, "thin")
     };
     let error = pool.create(&thin, UNSEEN).unwrap_err();
-    assert!(error.to_string().contains("a thin volume"), "{error}");
+    assert!(error.to_string().contains("thin volumes"), "{error}");
     assert_eq!(must(pool.volumes()).len(), 2);
     assert_eq!(group.names().len(), 2);
 }

@@ -20,6 +20,7 @@ mod device;
 mod directory;
 mod disks;
 mod encryption;
+mod engines;
 mod extent_size;
 mod failing;
 mod faults;

@@ -18,6 +18,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::{
     harness::{Machine, Volume, eventually, image_path, must, open_new, request, unstage},
+    scenario::Volumes as _,
     snapshot::{from, moment, snapshot_of, take_snapshot},
 };
 

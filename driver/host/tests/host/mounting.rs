@@ -13,9 +13,12 @@ use cistern_host::{
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
-use crate::harness::{
-    Machine, Volume, eventually, has_loops, image_path, image_pool, must, open_new, request, run,
-    unmount, unstage,
+use crate::{
+    harness::{
+        Machine, Volume, eventually, has_loops, image_path, image_pool, must, open_new, request,
+        run, unmount, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 fn volume_of(pool: &Pool, name: &str) -> Image {

@@ -20,6 +20,7 @@ use crate::{
         Machine, Volume, allocated, image_path, image_pool, must, open_new, request, run, uid,
         unstage,
     },
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 

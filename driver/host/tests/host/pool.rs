@@ -12,9 +12,12 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount},
 };
 
-use crate::harness::{
-    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_pool,
-    known, must, open_new, remount_read_only, request, run, uid, unmount,
+use crate::{
+    harness::{
+        DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_pool,
+        known, must, open_new, remount_read_only, request, run, uid, unmount,
+    },
+    scenario::Volumes as _,
 };
 
 fn small(name: &str) -> ImageRequest {

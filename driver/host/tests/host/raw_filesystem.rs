@@ -13,8 +13,11 @@ use cistern_host::{
 use cistern_types::{Bytes, ExtentLimits, ExtentSize, FilesystemType, Provisioning};
 use rustix::fs::ioctl_ficlone;
 
-use crate::harness::{
-    Machine, Volume, allocated, has_loops, image_path, must, open_new, request, run, unstage,
+use crate::{
+    harness::{
+        Machine, Volume, allocated, has_loops, image_path, must, open_new, request, run, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 const SIZE: Bytes = Bytes::mib(340);

@@ -14,6 +14,7 @@ use crate::{
     device::Disk,
     failing::FailingDevice,
     harness::{Machine, Volume, chain, device_pool, eventually, known, must, request, unmount},
+    scenario::Volumes as _,
 };
 
 /// The pool on these devices after a disk of it was replaced.

@@ -3,6 +3,8 @@
 // Also tests of another crate have this file, by its path.
 #[path = "scenario/encrypted.rs"]
 mod encrypted;
+#[path = "scenario/volumes.rs"]
+mod volumes;
 
 use std::{
     error::Error,
@@ -26,6 +28,8 @@ use cistern_types::{
     Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
 };
 use rustix::fs::FallocateFlags;
+
+pub(crate) use self::volumes::Volumes;
 
 /// A step in the lifecycle of a pool or a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

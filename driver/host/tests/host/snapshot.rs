@@ -20,9 +20,12 @@ use cistern_types::{
 };
 use rustix::fs::FallocateFlags;
 
-use crate::harness::{
-    Machine, POOL_SIZE, Volume, allocated, image_path, image_pool, known, must, open_new, released,
-    request, root, uid, unstage,
+use crate::{
+    harness::{
+        Machine, POOL_SIZE, Volume, allocated, image_path, image_pool, known, must, open_new,
+        released, request, root, uid, unstage,
+    },
+    scenario::Volumes as _,
 };
 
 /// The default of a StoragePool.

@@ -6,8 +6,12 @@ use chrono::DateTime;
 use cistern_host::{Image, Pool, image::Error, pool};
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
-use crate::harness::{
-    Machine, POOL_SIZE, Volume, eventually, image_path, image_pool, known, must, open_new, request,
+use crate::{
+    harness::{
+        Machine, POOL_SIZE, Volume, eventually, image_path, image_pool, known, must, open_new,
+        request,
+    },
+    scenario::Volumes as _,
 };
 
 fn volume(pool: &Pool) -> Image {

@@ -29,7 +29,7 @@ pub use self::{
     reservation::{Holder, Reservation},
 };
 use self::{
-    ledger::Limits,
+    ledger::{Limits, Supported},
     reservations::{PendingOfPool, ReservationKind, Reservations},
 };
 use super::{
@@ -281,7 +281,18 @@ fn ledger_of(
         images.saturating_add(usable.stray_bytes())
     });
     let reservations = reservations.into_iter().chain(pending.into_values());
-    Ledger::new(Limits::new(empty, &pool.spec), reservations, unclaimed)
+    let limits = Limits::new(empty, supported(pool), &pool.spec);
+    Ledger::new(limits, reservations, unclaimed)
+}
+
+/// What volumes a pool holds. The size of an extent matters only while the pool can be used.
+fn supported(pool: &PoolState) -> Supported {
+    if pool.spec.source.has_images() {
+        return Supported::Images;
+    }
+    let extent = pool.usable().map(|usable| usable.pool.unit());
+    let extent = extent.unwrap_or(Bytes::ZERO);
+    Supported::LogicalVolumes { extent }
 }
 
 /// The reservations that the watch shows. A pending reservation of the same object is removed from

@@ -114,8 +114,9 @@ async fn listed(agent: &Agent) -> Option<Vec<Listed>> {
     };
     let mut pools = BTreeMap::new();
     for state in agent.pools.all() {
-        if let Some(usable) = state.open() {
-            pools.insert(usable.pool.device_number(), state.spec.name.clone());
+        let images = state.open().and_then(|usable| usable.pool.images());
+        if let Some(pool) = images {
+            pools.insert(pool.device_number(), state.spec.name.clone());
         }
     }
     let listed = disks.into_iter().map(|disk| Listed {

@@ -117,7 +117,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         let (object, now) = (self.object.clone(), (self.agent.node.now)());
         let pool = Arc::clone(&usable.pool);
         let permit = self.permit().await;
-        let work = on_host(permit, move || image::find_adoptable(&pool, &object, now));
+        let work = on_host(permit, move || image::find_adoptable(&*pool, &object, now));
         let found = work.await.map_err(|source| self.broken(source))?;
         if let Ok(Some(image)) = &found {
             let (kind, name, image) = (K::NOUN, &self.name, &image.image.uid);

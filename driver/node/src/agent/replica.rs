@@ -228,7 +228,7 @@ impl Reconciliation<'_, PoolReplica> {
             Err(error) => return self.end(invalid(&error)).await,
         };
         let permit = self.permit().await;
-        let looking = on_host(permit, move || wanted.is_received(&usable.pool));
+        let looking = on_host(permit, move || wanted.is_received(&*usable.pool));
         let found = looking.await.map_err(|source| self.broken(source))?;
         let outcome = match found {
             Ok(true) => ReplicaOutcome::Own(Own::Complete),

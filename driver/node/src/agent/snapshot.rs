@@ -100,7 +100,7 @@ impl Reconciliation<'_, PoolSnapshot> {
         };
         let (snapshot, formatted) = (self.object.clone(), formatted(self.agent, self.object));
         let permit = self.permit().await;
-        let work = on_host(permit, move || inspect(&pool, &snapshot, formatted));
+        let work = on_host(permit, move || inspect(&*pool, &snapshot, formatted));
         let outcome = match work.await.map_err(|source| self.broken(source))? {
             Ok(image) => SnapshotOutcome::Ready(image),
             Err(error) => {

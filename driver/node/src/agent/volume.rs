@@ -31,7 +31,7 @@ use super::{
 use crate::{
     agent::transfers::{self, NotCopied, Wanted},
     blocking::on_host,
-    image,
+    image::{self, COPIES},
     usage::Volume,
 };
 
@@ -166,9 +166,8 @@ impl Reconciliation<'_, PoolVolume> {
             Err(NotCopied::Later(why)) => reported.copy_later(why).await,
             Err(NotCopied::Gone(why)) => {
                 let (pool, uid) = (usable.pool, image::name_of(&object));
-                let removed = on_host((), move || match uid {
-                    Ok(uid) => pool.remove_incoming(&uid).map_err(image::Error::from),
-                    Err(error) => Err(error.into()),
+                let removed = on_host((), move || -> Result<(), image::Error> {
+                    Ok(pool.images_for(COPIES)?.remove_incoming(&uid?)?)
                 });
                 let removed = removed.await.map_err(|source| reported.broken(source))?;
                 match removed {
@@ -208,7 +207,7 @@ impl Reconciliation<'_, PoolVolume> {
             let progress = |percent| allocation.reached(percent);
             let checking = Checking::Later;
             let done = disk::prepare(
-                &pool,
+                &*pool,
                 &volume,
                 step,
                 extent_limits,
@@ -310,7 +309,10 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
         VolumeStep::Make
             if matches!(
                 reason,
-                Reason::SourceMissing | Reason::TooManyExtents | Reason::TooLargeToCheck
+                Reason::SourceMissing
+                    | Reason::TooManyExtents
+                    | Reason::TooLargeToCheck
+                    | Reason::NotInVolumeGroup
             ) =>
         {
             VolumeOutcome::Refused(Explanation::new(reason, message))

@@ -8,7 +8,10 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::{Error, NotReady, Snapshot, Snapshots, Walk};
-use crate::agent::{Agent, desired::readable, pools::Usable};
+use crate::{
+    agent::{Agent, desired::readable, pools::Usable},
+    image::SNAPSHOTS,
+};
 
 /// How long a call waits for the first reconcile of the pools after a start, and for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -88,6 +91,7 @@ impl Snapshots for OnNode {
             snapshot: target.id.clone(),
             why: unavailable.into(),
         })?;
+        let pool = pool.images_for(SNAPSHOTS)?;
         let changes = match base {
             Some(base) => pool.changes(&base.image, &target.image, from)?,
             None => pool.allocated(&target.image, from)?,

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::{AccessType, Explanation, FilesystemType};
-use cistern_host::{AdoptionRequest, Checking, Content, Pool, grow, image, mounting as host};
+use cistern_host::{AdoptionRequest, Checking, Content, Engine, grow, image, mounting as host};
 use tokio::time::timeout;
 
 use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage::stage_request};
@@ -136,7 +136,7 @@ impl Mounter {
     async fn adopt(
         &self,
         held: (CheckTurn, VolumeGuard),
-        pool: Arc<Pool>,
+        pool: Arc<dyn Engine>,
         volume: Volume,
         filesystem: Option<FilesystemType>,
         ticket: Arc<Ticket>,
@@ -163,6 +163,7 @@ impl Mounter {
                 extent_size: volume.extent_size,
                 extent_limits,
             };
+            let pool = pool.images_for("the adoption of filesystems")?;
             let adopted = pool.adopt_filesystem(&request, &progress)?;
             let content = adopted.identity.map(|identity| identity.content);
             tracing::info!(

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use cistern_client::Chain;
 use cistern_crds::{Explanation, FilesystemType};
 use cistern_host::{
-    BlockStageRequest, Checking, Content, Keys, MountOptions, Pool, Root, StageRequest, Staged,
+    BlockStageRequest, Checking, Content, Engine, Keys, MountOptions, Root, StageRequest, Staged,
     Unlock, Uuid,
 };
 
@@ -172,7 +172,7 @@ pub async fn unstage<G: Send + 'static>(
 /// was not checked, as for a read-only volume, which does not grow.
 fn stage(
     root: &Root,
-    pool: Result<Arc<Pool>, Error>,
+    pool: Result<Arc<dyn Engine>, Error>,
     volume: &Volume,
     request: &Stage,
     checking: Checking<'_>,

@@ -15,6 +15,7 @@ use tokio::runtime::Builder;
 use crate::{
     cgroups::Pods,
     harness::{Machine, Volume, must, open_new, released, request},
+    scenario::Volumes as _,
 };
 
 /// What each of two pods writes. At the limits of the tests it takes ten minutes, which is longer than any

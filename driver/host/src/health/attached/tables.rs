@@ -9,9 +9,9 @@ use cistern_types::FilesystemType;
 
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
+    device_nodes,
     id::Uid,
     image::Content,
-    mounting::block,
     system::{DeviceNumber, Mount, System},
     volume_device::{self, VolumeDevice},
 };
@@ -54,7 +54,7 @@ impl Attachments {
         let mounts = system.mounts()?;
         Ok(Self {
             devices,
-            nodes: block::nodes_among(system, &mounts)?,
+            nodes: device_nodes::nodes_among(system, &mounts)?,
             mounts,
         })
     }
@@ -95,7 +95,7 @@ impl Attachments {
         let mut troubles = Vec::new();
         self.find_lost_nodes(volume, &mut troubles);
         for device in self.devices_of(volume.image) {
-            let name = format!("/dev/{}", device.volume.number.name());
+            let name = volume_device::path_of(device.volume.number);
             if device.volume.is_deleted {
                 troubles.push(VolumeTrouble::ImageDeleted {
                     device: name.clone(),
@@ -132,9 +132,9 @@ impl Attachments {
                 self.devices_of(volume.image)
                     .any(|device| device.volume.number == *number)
             };
-            if block::is_staging(node, volume.image) && !is_bound() {
+            if device_nodes::is_staging(node, volume.image) && !is_bound() {
                 troubles.push(VolumeTrouble::DeviceMissing {
-                    device: format!("/dev/{}", number.name()),
+                    device: volume_device::path_of(*number),
                     path: node.mount_point.clone(),
                 });
             }
@@ -159,7 +159,7 @@ fn missing_mount(volume: &VolumeSubject<'_>, mounts: &[&Mount]) -> Option<Volume
             mounts.is_empty()
                 || mounts
                     .iter()
-                    .any(|node| block::is_staging(node, volume.image))
+                    .any(|node| device_nodes::is_staging(node, volume.image))
         }
     };
     let path = volume.staging.map(Path::to_owned);

@@ -22,6 +22,7 @@ use super::own::Renewal;
 use crate::{
     allocation,
     attached::{Attached, wait_until_detached},
+    base_device::BaseDevice,
     cause::Cause,
     encryption::{
         EncryptionState, HeaderConflict, Lifetime, Mapping, MappingOptions, Unlock, luks,
@@ -143,13 +144,13 @@ impl Pool {
     ) -> Result<Option<Attached>, Cause> {
         let system = &*self.system;
         wait_until_detached(system, made, uid)?;
-        let bound = loopdev::bind(system, made)?;
+        let base = BaseDevice::Loop(loopdev::bind(system, made)?);
         let options = MappingOptions {
             discard: unlock.discard,
             lifetime: Lifetime::WhileUsed,
         };
-        let mapping = Mapping::open(system, &bound, uid, unlock.keys, options)?;
-        Ok(mapping.map(|mapping| Attached::mapped(bound, mapping)))
+        let mapping = Mapping::open(system, &base, uid, unlock.keys, options)?;
+        Ok(mapping.map(|mapping| Attached::mapped(base, mapping)))
     }
 
     /// Gives a complete file the name of the image.

@@ -13,7 +13,7 @@ use rustix::{fs::OFlags, io::Errno};
 use super::{
     super::{
         BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, Holder, IoCounters,
-        LoopSettings, LoopStatus, MappedDevice, disk, sysfs,
+        LoopSettings, LoopStatus, MappedDevice, MappingName, disk, sysfs,
     },
     Linux,
 };
@@ -91,8 +91,12 @@ impl Devices for Linux {
         }
     }
 
-    fn mapping_over(&self, number: u32) -> io::Result<Option<DeviceNumber>> {
-        sysfs::mapping_over(number)
+    fn mapping_over(&self, device: DeviceNumber) -> io::Result<Option<DeviceNumber>> {
+        sysfs::mapping_over(device)
+    }
+
+    fn mapping_of(&self, device: DeviceNumber) -> io::Result<Option<MappingName>> {
+        sysfs::mapping_of(device)
     }
 
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {

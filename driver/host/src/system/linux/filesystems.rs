@@ -52,7 +52,10 @@ impl Filesystems for Linux {
                 Entry::Occupied(found) => *found.get(),
                 Entry::Vacant(unknown) => *unknown.insert(self.beneath(device)?),
             };
-            if beneath.as_loop().is_some() {
+            // The kernel may name a foreign device like a node of Cistern.
+            if beneath != mount.device
+                && (beneath.as_loop().is_some() || self.mapping_of(beneath)?.is_some())
+            {
                 mount.device = beneath;
             }
         }

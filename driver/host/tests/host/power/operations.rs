@@ -14,6 +14,7 @@ use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 
 use crate::{
     harness::{Machine, Volume, eventually, known, must, request},
+    scenario::Volumes as _,
     snapshot::{SIZE, from, snapshot_of},
 };
 

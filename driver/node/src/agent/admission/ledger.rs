@@ -31,17 +31,48 @@ pub struct Limits {
     pub snapshot_limit: u32,
     /// Highest number of snapshots of one volume.
     pub snapshots_per_volume: u32,
+    /// What volumes the pool holds.
+    pub supported: Supported,
+}
+
+/// What volumes a pool holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Supported {
+    /// Images, which can be thin.
+    Images,
+    /// Thick logical volumes. Each takes a whole number of extents.
+    LogicalVolumes {
+        /// Size of an extent.
+        extent: Bytes,
+    },
 }
 
 impl Limits {
     /// The limits of a pool that had `empty` bytes free when it was made or grown.
-    pub fn new(empty: Bytes, pool: &cistern_crds::NodePool) -> Self {
+    pub fn new(empty: Bytes, supported: Supported, pool: &cistern_crds::NodePool) -> Self {
+        let reserved_percent = match supported {
+            Supported::Images => pool.reserved_percent,
+            // Nothing is written beside the volumes.
+            Supported::LogicalVolumes { .. } => 0,
+        };
         Self {
-            usable: usable_of(empty, pool.reserved_percent),
+            usable: usable_of(empty, reserved_percent),
             overcommit_percent: pool.overcommit_percent,
             volume_limit: pool.limits.volumes,
             snapshot_limit: pool.limits.snapshots,
             snapshots_per_volume: pool.limits.snapshots_per_volume,
+            supported,
+        }
+    }
+
+    /// What a volume of this size takes.
+    fn taken(&self, size: Bytes) -> Bytes {
+        match self.supported {
+            Supported::Images => size,
+            Supported::LogicalVolumes { extent } => {
+                let extent = extent.0.max(1);
+                Bytes(size.0.div_ceil(extent).saturating_mul(extent))
+            }
         }
     }
 }
@@ -82,7 +113,7 @@ impl Ledger {
     /// Adds a reservation without a check.
     #[must_use]
     pub fn with(mut self, reservation: Reservation) -> Self {
-        let size = reservation.bytes();
+        let size = self.limits.taken(reservation.bytes());
         self.reserved = self.reserved.saturating_add(size);
         self.holds_thick |= reservation.provisioning == Provisioning::Thick;
         match reservation.holder {
@@ -139,16 +170,20 @@ impl Ledger {
         }
     }
 
-    /// The percentage of overcommitment that rules out this provisioning. Only thick volumes are
-    /// ruled out, because their blocks must exist.
-    fn overcommits(&self, provisioning: Provisioning) -> Option<u32> {
+    /// Why the pool holds no volumes with this provisioning: the blocks of thick ones must exist, and a volume group has no
+    /// thin ones.
+    fn excluded(&self, provisioning: Provisioning) -> Option<Refusal> {
         let percent = self.percent();
-        (provisioning == Provisioning::Thick && percent > 100).then_some(percent)
+        match (provisioning, self.limits.supported) {
+            (Provisioning::Thick, _) if percent > 100 => Some(Refusal::Overcommitted { percent }),
+            (Provisioning::Thin, Supported::LogicalVolumes { .. }) => Some(Refusal::ThickOnly),
+            (Provisioning::Thick | Provisioning::Thin, _) => None,
+        }
     }
 
     /// Unreserved bytes, for volumes and snapshots.
     fn free(&self, provisioning: Provisioning) -> Bytes {
-        if self.overcommits(provisioning).is_some() {
+        if self.excluded(provisioning).is_some() {
             return Bytes::ZERO;
         }
         let ceiling = self.limits.usable.percent(self.percent());
@@ -158,8 +193,8 @@ impl Ledger {
     /// Checks that one more volume or snapshot fits. Fails with the reason if it does not.
     pub fn check(&self, reservation: &Reservation) -> Result<(), Refusal> {
         let (size, header, limits) = (reservation.size, reservation.header, &self.limits);
-        if let Some(percent) = self.overcommits(reservation.provisioning) {
-            return Err(Refusal::Overcommitted { percent });
+        if let Some(refusal) = self.excluded(reservation.provisioning) {
+            return Err(refusal);
         }
         match &reservation.holder {
             Holder::Volume => {
@@ -184,7 +219,7 @@ impl Ledger {
             }
         }
         let room = self.free(reservation.provisioning).saturating_sub(header);
-        if size > room {
+        if limits.taken(size) > room {
             return Err(Refusal::NoSpace { size, room });
         }
         Ok(())
@@ -193,8 +228,8 @@ impl Ledger {
     /// Checks that a volume of this ledger can have this provisioning. Its bytes are reserved
     /// already. Fails with the reason if it cannot.
     pub fn check_provisioning(&self, provisioning: Provisioning) -> Result<(), Refusal> {
-        if let Some(percent) = self.overcommits(provisioning) {
-            return Err(Refusal::Overcommitted { percent });
+        if let Some(refusal) = self.excluded(provisioning) {
+            return Err(refusal);
         }
         match self.reserved.saturating_sub(self.limits.usable) {
             size if provisioning == Provisioning::Thick && size > Bytes::ZERO => {
@@ -217,7 +252,7 @@ impl Ledger {
             }
             Holder::Snapshot { .. } => return Ok(()),
         };
-        if size > largest {
+        if self.limits.taken(size) > self.limits.taken(largest) {
             return Err(Refusal::Growth {
                 size,
                 largest,

@@ -39,6 +39,11 @@ pub enum Refusal {
         /// Limit of all reservations, as a percentage of the usable space.
         percent: u32,
     },
+    /// A volume group has no thin volumes.
+    #[error(
+        "the pool is a volume group, which holds thick volumes only: use a class with provisioning: thick, or another pool"
+    )]
+    ThickOnly,
     /// The pool reserves more than it has, so that it cannot guarantee the blocks of a thick volume.
     #[error(
         "the pool lacks {size} on this node for the volume to become thick: delete volumes or snapshots of the pool, or enlarge it"
@@ -75,6 +80,7 @@ impl Refusal {
             Self::Growth { size, usable, .. } if size > usable => Reason::TooLarge,
             Self::NoSpace { .. } | Self::Growth { .. } | Self::Lacking { .. } => Reason::NoSpace,
             Self::Overcommitted { .. } => Reason::Overcommitted,
+            Self::ThickOnly => Reason::NotInVolumeGroup,
             Self::VolumeLimitReached { .. } => Reason::VolumeLimitReached,
             Self::SnapshotLimitReached { .. } | Self::SnapshotsOfVolumeReached { .. } => {
                 Reason::SnapshotLimitReached

@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        agent::admission::{Holder, ledger::Limits},
+        agent::admission::{Holder, Supported, ledger::Limits},
         testing::{admitted_volume, ready_volume, wanted_volume},
     };
 
@@ -127,6 +127,7 @@ mod tests {
         volume_limit: 10,
         snapshot_limit: 10,
         snapshots_per_volume: 10,
+        supported: Supported::Images,
     };
 
     const RESERVATION: Reservation = Reservation {

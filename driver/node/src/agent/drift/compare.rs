@@ -16,7 +16,7 @@ use super::{elsewhere, state::Comparison};
 use crate::{
     agent::{Agent, desired::readable},
     blocking::on_host,
-    findings::{Finding, FindingKind, Unclaimed, View, charged_size, findings},
+    findings::{self, Finding, FindingKind, Unclaimed, View, charged_size, findings},
 };
 
 /// Deadline for reading the host. Each pool has a deadline of its own.
@@ -56,7 +56,11 @@ async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
         return None;
     };
     let root = agent.node.root.clone();
-    match timeout(DEADLINE, on_host(permit, move || root.inventory())).await {
+    let node = agent.desired.node();
+    let node = node.as_deref().and_then(readable);
+    let groups = node.map_or_else(Vec::new, |node| findings::groups(&node.spec));
+    let read = on_host(permit, move || findings::inventory(&root, &groups));
+    match timeout(DEADLINE, read).await {
         Ok(Ok(Ok(inventory))) => return Some(inventory),
         Ok(Ok(Err(error))) => {
             tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");

@@ -26,7 +26,8 @@ async fn remove_unclaimed(agent: &Agent) {
             continue;
         };
         let pool = Arc::clone(&usable.pool);
-        let listed = on_host((), move || pool.incoming()).await;
+        let list = move || pool.images().map_or(Ok(Vec::new()), Pool::incoming);
+        let listed = on_host((), list).await;
         let Ok(Ok(listed)) = listed else {
             continue;
         };
@@ -44,8 +45,9 @@ async fn remove_unclaimed(agent: &Agent) {
         let (pool, unclaimed) = (Arc::clone(&usable.pool), unclaimed.collect::<Vec<_>>());
         if !unclaimed.is_empty() {
             let remove_all = move || {
+                let Some(pool) = pool.images() else { return };
                 for uid in &unclaimed {
-                    remove(&pool, uid);
+                    remove(pool, uid);
                 }
             };
             let _ = on_host((), remove_all).await;

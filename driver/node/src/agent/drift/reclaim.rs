@@ -228,10 +228,11 @@ impl Turn {
         let Self { permit, guard } = self;
         let uid: Uid = image.parse()?;
         let work = on_host((permit, guard), move || -> Result<(), image::Error> {
+            let pool = usable.pool.images_for("a trash")?;
             match step {
-                OrphanStep::Discard => usable.pool.discard(&uid, now),
+                OrphanStep::Discard => pool.discard(&uid, now),
                 OrphanStep::Remove => {
-                    usable.pool.remove_discarded(&uid)?;
+                    pool.remove_discarded(&uid)?;
                     usable.images.removed(uid.as_str());
                     Ok(())
                 }

@@ -4,10 +4,11 @@ use std::{io, path::PathBuf};
 
 use cistern_crds::{
     NodePool, NodePoolStatus, PoolOwner,
-    pool::{DeviceSource, ImageSource, is_directory},
+    pool::{DeviceSource, ImageSource, PoolSource, is_directory, is_volume_group_name},
 };
 use cistern_host::{
     PoolDeclaration, Root, Source, Uid,
+    logical::GroupClaim,
     pool::{ForeignMarker, Owner, ReplacedDisk},
     system::Disk,
 };
@@ -82,12 +83,23 @@ fn granted(owner: &PoolOwner) -> Option<ForeignMarker> {
     })
 }
 
+/// A pool as the host opens it.
+#[derive(Debug)]
+pub(super) enum Declared {
+    /// A filesystem of image files.
+    Images(PoolDeclaration),
+    /// A volume group of LVM.
+    Group {
+        /// Name of the group.
+        name: String,
+        /// The pool that the group is to be.
+        claim: GroupClaim,
+    },
+}
+
 /// The pool as the host opens it. Fails if the spec is invalid, or if the disks cannot be listed from which it
 /// selects.
-pub(super) fn declaration(
-    root: &Root,
-    desired: &DesiredPool,
-) -> Result<PoolDeclaration, Undeclared> {
+pub(super) fn declaration(root: &Root, desired: &DesiredPool) -> Result<Declared, Undeclared> {
     let DesiredPool {
         spec,
         others,
@@ -99,22 +111,43 @@ pub(super) fn declaration(
         .uid
         .parse()
         .map_err(|_| Undeclared::InvalidSpec("its uid is not a UID of Kubernetes"))?;
-    let source = match (&spec.source.image, &spec.source.device) {
-        (Some(image), None) => Source::Image {
+    let PoolSource {
+        image,
+        device,
+        volume_group,
+    } = &spec.source;
+    let source = match (image, device, volume_group) {
+        (Some(image), None, None) => Source::Image {
             size: image.size,
             directory: directory(image)?,
         },
-        (None, Some(device)) => Source::Device {
+        (None, Some(device), None) => Source::Device {
             paths: candidates(root, device, listed_elsewhere)?,
             identity: device_identity.clone(),
         },
-        (Some(_), Some(_)) | (None, None) => {
+        (None, None, Some(group)) => {
+            // Checked again, because a schema can be replaced.
+            if !is_volume_group_name(&group.name) {
+                return Err(Undeclared::InvalidSpec(
+                    "source.volumeGroup.name is no name that LVM allows",
+                ));
+            }
+            return Ok(Declared::Group {
+                name: group.name.clone(),
+                claim: GroupClaim {
+                    pool: uid,
+                    pool_name: spec.name.clone(),
+                    node: node.node.clone(),
+                },
+            });
+        }
+        _ => {
             return Err(Undeclared::InvalidSpec(
-                "a source is exactly one of image and device",
+                "a source is exactly one of image, device and volumeGroup",
             ));
         }
     };
-    Ok(PoolDeclaration {
+    Ok(Declared::Images(PoolDeclaration {
         uid,
         name: spec.name.clone(),
         others: others.clone(),
@@ -122,7 +155,7 @@ pub(super) fn declaration(
         take_over: spec.take_over.as_ref().and_then(granted),
         replaced: replaced(spec),
         source,
-    })
+    }))
 }
 
 /// The directory of an image. Checked again, because a schema can be replaced.

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
-    Expectation, Pool, Root, image,
-    pool::{self, Broken, GroupError},
+    Engine, Expectation, Root, image,
+    logical::VolumeGroup,
+    pool::{self, Broken, GroupError, Unfit},
 };
 
 use super::{
-    declaration::{DesiredPool, Undeclared, declaration, reported},
+    declaration::{Declared, DesiredPool, Undeclared, declaration, reported},
     images::{ImageSizes, Images},
     state::{PoolAvailability, PoolState, Usable},
 };
@@ -47,8 +48,16 @@ pub fn probe(
 pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> PoolAvailability {
     let spec = &desired.spec;
     let declared = declaration(root, desired).map_err(Error::from);
-    let is_replaced = matches!(&declared, Ok(pool) if pool.replaces(expectation));
-    let removed = declared.and_then(|pool| Ok(root.remove_pool(&pool, expectation)?));
+    let is_replaced = matches!(&declared, Ok(Declared::Images(pool)) if pool.replaces(expectation));
+    let removed = declared.and_then(|declared| {
+        match declared {
+            Declared::Images(pool) => root.remove_pool(&pool, expectation)?,
+            Declared::Group { name, claim } => {
+                VolumeGroup::release(root, &name, claim, expectation).map_err(pool::Error::from)?;
+            }
+        }
+        Ok(())
+    });
     match removed {
         Ok(()) => {
             tracing::info!(pool = spec.name, "removed the pool from this node");
@@ -101,7 +110,9 @@ fn open(
     let is_held = pool_state.is_some_and(|pool_state| {
         let (held, source) = (&pool_state.spec.source, &spec.source);
         let directory = |it: &PoolSource| it.image.as_ref().map(|image| image.directory.clone());
-        held.device == source.device && directory(held) == directory(source)
+        held.device == source.device
+            && held.volume_group == source.volume_group
+            && directory(held) == directory(source)
     });
     drop(before.pool_state);
     if let Some(usable) = usable.filter(|_| is_held) {
@@ -114,17 +125,24 @@ fn open(
         }
     }
     close_open();
-    let pool = root.open_pool(&declaration(root, desired)?, before.expectation)?;
-    survey(Arc::new(pool), images, spec)
+    let expectation = before.expectation;
+    let pool: Arc<dyn Engine> = match declaration(root, desired)? {
+        Declared::Images(pool) => Arc::new(root.open_pool(&pool, expectation)?),
+        Declared::Group { name, claim } => {
+            let group = VolumeGroup::open(root, &name, claim, expectation);
+            Arc::new(group.map_err(pool::Error::from)?)
+        }
+    };
+    survey(pool, images, spec)
 }
 
 /// Reads the statistics and images of an open pool. Resizes its file as declared if there is room,
 /// and removes unfinished images.
-fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usable, Error> {
-    let image = spec.source.image.as_ref();
-    let file = image
-        .map(|image| pool.resize_file(image.size))
-        .transpose()?;
+fn survey(pool: Arc<dyn Engine>, images: Arc<Images>, spec: &NodePool) -> Result<Usable, Error> {
+    let file = match (&spec.source.image, pool.images()) {
+        (Some(image), Some(pool)) => Some(pool.resize_file(image.size)?),
+        (Some(_), None) | (None, _) => None,
+    };
     let swept = pool.sweep()?;
     if swept > 0 {
         tracing::info!(%pool, swept, "removed images that were never finished");
@@ -133,10 +151,12 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
     images.refresh(|| {
         // The order matters: an image that moves to the trash meanwhile is seen in one of the
         // lists.
-        let mut found = pool.images()?;
-        let discarded = pool.discarded()?;
-        strays = pool.strays(&found, &discarded)?;
-        found.extend(discarded.into_iter().map(|it| it.image));
+        let mut found = pool.volumes()?;
+        if let Some(pool) = pool.images() {
+            let discarded = pool.discarded()?;
+            strays = pool.strays(&found, &discarded)?;
+            found.extend(discarded.into_iter().map(|it| it.image));
+        }
         let sizes = found.iter().map(|image| {
             let sizes = ImageSizes {
                 charged: charged_size(image),
@@ -173,6 +193,11 @@ impl Error {
             Self::Pool(error) => match error {
                 pool::Error::BackingMissing { .. }
                 | pool::Error::Group(GroupError::Missing { .. }) => Reason::BackingMissing,
+                pool::Error::ImagesRemain { .. }
+                | pool::Error::Group(GroupError::Unfit {
+                    why: Unfit::VolumesRemain(_),
+                    ..
+                }) => Reason::VolumesRemain,
                 pool::Error::BackingConflict { .. }
                 | pool::Error::Group(GroupError::Unfit { .. }) => Reason::BackingConflict,
                 pool::Error::Ambiguous { .. }
@@ -194,7 +219,6 @@ impl Error {
                 pool::Error::HostFilesystemUnfit { .. } => Reason::HostFilesystemUnfit,
                 pool::Error::DirectoryNotAllowed { .. } => Reason::DirectoryNotAllowed,
                 pool::Error::DirectoryUnusable { .. } => Reason::DirectoryUnusable,
-                pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
                 pool::Error::Failed { .. } | pool::Error::Group(GroupError::Failed { .. }) => {
                     Reason::PoolFailed
                 }

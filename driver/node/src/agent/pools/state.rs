@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cistern_crds::{Bytes, Explanation, NodePool, PoolOwner, Reason};
-use cistern_host::{Pool, PoolStatistics, Stray, pool::PoolFile};
+use cistern_host::{Engine, PoolStatistics, Stray, pool::PoolFile};
 
 use super::images::Images;
 
@@ -38,7 +38,7 @@ pub enum PoolAvailability {
 #[derive(Clone, Debug)]
 pub struct Usable {
     /// The open pool.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<dyn Engine>,
     /// Space statistics of its filesystem.
     pub statistics: PoolStatistics,
     /// Its backing file, if the source is an image.

@@ -39,7 +39,7 @@ impl<K: ReconciledImage> Reconciliation<'_, K> {
             return self.destroy(usable, held).await;
         }
         let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
-        let check = on_host((), move || (image::check_removable(&pool, &object), held));
+        let check = on_host((), move || (image::check_removable(&*pool, &object), held));
         let (checked, held) = check.await.map_err(|source| self.broken(source))?;
         if let Err(error) = checked {
             return self.end(self.not_reclaimed(&error)).await;
@@ -57,7 +57,7 @@ impl<K: ReconciledImage> Reconciliation<'_, K> {
     async fn destroy(&self, usable: Usable, held: impl Send + 'static) -> Result<Action, Error> {
         let object = self.object.clone();
         let work = on_host(held, move || {
-            let uid = image::destroy(&usable.pool, &object)?;
+            let uid = image::destroy(&*usable.pool, &object)?;
             usable.images.removed(uid.as_str());
             Ok::<_, image::Error>(())
         });

@@ -15,6 +15,7 @@ use crate::{
         work::Error,
     },
     blocking::on_host,
+    image::MOVES,
 };
 
 /// How long a read from the API server may take.
@@ -55,7 +56,10 @@ impl Reconciliation<'_, PoolReplica> {
             return Ok(Action::requeue(LOCKED));
         };
         let replica = self.object.clone();
-        let removing = on_host((permit, guard), move || remove(&pool, &replica, is_here));
+        let removing = on_host((permit, guard), move || {
+            let pool = pool.images_for(MOVES)?;
+            remove(pool, &replica, is_here)
+        });
         match removing.await.map_err(|source| self.broken(source))? {
             Ok(()) => {
                 let (replica, purpose) = (&self.name, self.object.spec.purpose);

@@ -23,6 +23,7 @@ use crate::{
         work::Error,
     },
     blocking::on_host,
+    image::MOVES,
 };
 
 /// When to try again to close an image that pods use.
@@ -55,7 +56,10 @@ impl Reconciliation<'_, PoolReplica> {
             return Ok(Action::requeue(LOCKED));
         };
         let replica = self.object.clone();
-        let closing = on_host((permit, guard), move || close(&pool, &replica));
+        let closing = on_host((permit, guard), move || {
+            let pool = pool.images_for(MOVES)?;
+            close(pool, &replica)
+        });
         match closing.await.map_err(|source| self.broken(source))? {
             Ok(()) => self.end(ReplicaOutcome::Own(Own::Kept)).await,
             Err(Stays::Image(HostError::InUse { .. })) => {

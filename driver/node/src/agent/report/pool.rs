@@ -7,7 +7,7 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
     health,
 };
-use cistern_host::PoolStatistics;
+use cistern_host::{Pool, PoolStatistics};
 
 use crate::agent::{
     admission::{Closed, Ledger},
@@ -43,16 +43,18 @@ pub(super) fn status(
             file,
             ..
         }) => {
-            status.filesystem_uuid = Some(pool.filesystem_uuid().to_string());
+            status.filesystem_uuid = Some(pool.pool_uuid().to_string());
             status.takeovers = pool.takeovers();
             note_use(&mut status, statistics);
             status.empty = statistics.empty;
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
             let is_device = pool_state.spec.source.device.is_some();
+            let images = pool.images();
             // The schema rejects longer texts.
-            let device = is_device.then(|| pool.device().display().to_string());
+            let device = images.filter(|_| is_device);
+            let device = device.map(|pool| pool.device().display().to_string());
             status.device = device.map(|path| bounds::truncate(path, bounds::DEVICE));
-            let identity = pool.device_identity();
+            let identity = images.and_then(Pool::device_identity);
             let identity = identity.filter(|text| text.len() <= bounds::DEVICE_IDENTITY);
             status.device_identity = identity.map(str::to_owned);
         }
@@ -90,7 +92,7 @@ fn note_use(status: &mut NodePoolStatus, statistics: &PoolStatistics) {
 pub(super) fn summary(pools: &[NodePoolStatus]) -> String {
     let each = pools.iter().map(|pool| {
         let room = if pool.is_ready() {
-            pool.thin_room.to_string()
+            pool.largest_volume_of_any().to_string()
         } else {
             "not ready".to_owned()
         };

@@ -73,7 +73,7 @@ pub(super) fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc>
 
 /// Reads the image of a snapshot, if it exists and is the snapshot's. Blocks.
 pub(super) fn inspect(
-    pool: &cistern_host::Pool,
+    pool: &dyn cistern_host::Engine,
     snapshot: &PoolSnapshot,
     formatted: DateTime<Utc>,
 ) -> Result<Image, image::Error> {

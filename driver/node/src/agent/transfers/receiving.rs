@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{Bytes, Explanation};
 use cistern_host::{
-    Pool, Uid,
+    Engine, Pool, Uid,
     copy::{Chunk, CopyRequest, Incoming},
     image,
 };
@@ -23,7 +23,7 @@ use super::{
     route::{NotCopied, Route, explanation, failed, route, unreachable},
     wanted::{Origin, Wanted},
 };
-use crate::{agent::Agent, blocking::on_host, locks::VolumeGuard};
+use crate::{agent::Agent, blocking::on_host, image::COPIES, locks::VolumeGuard};
 
 /// Bytes of data after which a copy is synced: what is copied again after a crash.
 const SYNCED: u64 = 64 << 20;
@@ -59,7 +59,7 @@ enum Held {
 pub async fn receive(
     agent: &Agent,
     wanted: &Wanted,
-    target: (Arc<Pool>, VolumeGuard),
+    target: (Arc<dyn Engine>, VolumeGuard),
 ) -> Result<Received, NotCopied> {
     let received = receive_rest(agent, wanted, target).await;
     if matches!(received, Ok(Received::Complete)) {
@@ -81,17 +81,13 @@ fn held(pool: &Pool, wanted: &Wanted, by: &Uid) -> Result<Held, image::Error> {
     ))
 }
 
-/// Does work on a pool. Its failure ends this attempt.
-async fn on_pool<T, E>(
-    pool: &Arc<Pool>,
-    work: impl FnOnce(&Pool) -> Result<T, E> + Send + 'static,
-) -> Result<T, NotCopied>
-where
-    T: Send + 'static,
-    E: std::error::Error + Send + 'static,
-{
+/// Does work on a pool of images. Its failure ends this attempt.
+async fn on_pool<T: Send + 'static>(
+    pool: &Arc<dyn Engine>,
+    work: impl FnOnce(&Pool) -> Result<T, image::Error> + Send + 'static,
+) -> Result<T, NotCopied> {
     let pool = Arc::clone(pool);
-    let done = on_host((), move || work(&pool)).await;
+    let done = on_host((), move || work(pool.images_for(COPIES)?)).await;
     done.map_err(|error| failed(&error))?
         .map_err(|error| failed(&error))
 }
@@ -100,7 +96,7 @@ where
 async fn receive_rest(
     agent: &Agent,
     wanted: &Wanted,
-    (pool, guard): (Arc<Pool>, VolumeGuard),
+    (pool, guard): (Arc<dyn Engine>, VolumeGuard),
 ) -> Result<Received, NotCopied> {
     let sought = wanted.clone();
     if on_pool(&pool, move |pool| sought.is_received(pool)).await? {

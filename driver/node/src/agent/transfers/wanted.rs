@@ -5,10 +5,10 @@ use cistern_crds::{
     Bytes, ContentSource, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica, PoolVolume,
     SourceKind, TransferPurpose,
 };
-use cistern_host::{InvalidUid, Pool, SnapshotRecord, Uid, copy::Original, image};
+use cistern_host::{Engine, InvalidUid, SnapshotRecord, Uid, copy::Original, image};
 use kube::ResourceExt as _;
 
-use crate::image::name_of;
+use crate::{image::COPIES, image::name_of};
 
 /// A copy that is received.
 #[derive(Clone, Debug)]
@@ -125,7 +125,8 @@ impl Wanted {
 
     /// Whether nothing more has to be received. Fails if the pool cannot be read, or while the copy is received.
     /// Blocks.
-    pub fn is_received(&self, pool: &Pool) -> Result<bool, image::Error> {
+    pub fn is_received(&self, pool: &dyn Engine) -> Result<bool, image::Error> {
+        let pool = pool.images_for(COPIES)?;
         pool.is_received(&self.copy, &self.image)
     }
 

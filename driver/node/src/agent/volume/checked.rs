@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cistern_crds::{ExtentLimits, PoolVolume};
-use cistern_host::{Checking, Pool};
+use cistern_host::{Checking, Engine};
 use kube::runtime::controller::Action;
 
 use super::disk;
@@ -22,7 +22,7 @@ impl Reconciliation<'_, PoolVolume> {
     pub(super) async fn prepare_checked(
         &self,
         step: VolumeStep,
-        pool: Arc<Pool>,
+        pool: Arc<dyn Engine>,
         extent_limits: ExtentLimits,
     ) -> Result<Action, Error> {
         let agent = self.agent;
@@ -40,7 +40,7 @@ impl Reconciliation<'_, PoolVolume> {
             let work = move || {
                 let progress = |percent| _ = ticket.reached(percent);
                 let checking = Checking::Now(&progress);
-                disk::prepare(&pool, &volume, step, extent_limits, checking, &|_| {}, now)
+                disk::prepare(&*pool, &volume, step, extent_limits, checking, &|_| {}, now)
             };
             Some(on_host((turn, guard), work).await)
         };

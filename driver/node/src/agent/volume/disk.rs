@@ -4,7 +4,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{ContentSource, ExtentLimits, PoolVolume};
-use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, Progress, SourceImage, image};
+use cistern_host::{Checking, Engine, ImageRequest, InvalidUid, Progress, SourceImage, image};
 use kube::ResourceExt as _;
 
 use crate::{
@@ -25,7 +25,7 @@ pub struct PreparedImage {
 /// pool's limit for clones, `progress` that of the allocation of a volume that becomes thick. Fails if the image does not match the volume, or if a step on the disk
 /// fails.
 pub fn prepare(
-    pool: &Pool,
+    pool: &dyn Engine,
     volume: &PoolVolume,
     step: VolumeStep,
     extent_limits: ExtentLimits,
@@ -37,7 +37,9 @@ pub fn prepare(
         make(pool, volume, step, extent_limits, checking, progress, now)?;
     let mut image = Image::read(&found, pool.takeovers(), now)?;
     is_the_same(volume, &image)?;
-    image.extents = Some(pool.extent_count(&found.uid)?);
+    if let Some(pool) = pool.images() {
+        image.extents = Some(pool.extent_count(&found.uid)?);
+    }
     Ok(PreparedImage {
         image,
         not_provisioned,
@@ -45,7 +47,7 @@ pub fn prepare(
 }
 
 fn make(
-    pool: &Pool,
+    pool: &dyn Engine,
     volume: &PoolVolume,
     step: VolumeStep,
     extent_limits: ExtentLimits,
@@ -69,13 +71,13 @@ fn make(
                 provisioning: volume.admitted_attributes().provisioning,
                 source: source.map(|it| source_of(it, extent_limits)).transpose()?,
             };
-            Ok((pool.create_image_checking(&request, checking)?, None))
+            Ok((pool.create(&request, checking, progress)?, None))
         }
         VolumeStep::Grow => {
             let image = find(pool, volume)?;
             // The image is written to only if it is the volume's.
             is_the_same(volume, &Image::read(&image, pool.takeovers(), now)?)?;
-            Ok((pool.grow_image(&image.uid, reserved)?, None))
+            Ok((pool.grow(&image.uid, reserved)?, None))
         }
         VolumeStep::Rest
         | VolumeStep::Admit

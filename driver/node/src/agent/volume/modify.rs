@@ -82,8 +82,11 @@ impl Reconciliation<'_, PoolVolume> {
         let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
         let permit = self.permit().await;
         let counted = on_host(permit, move || {
-            let image = image::find(&pool, &object)?;
-            Ok(pool.shortfall(&image.uid)?)
+            let image = image::find(&*pool, &object)?;
+            match pool.images() {
+                Some(pool) => Ok(pool.shortfall(&image.uid)?),
+                None => Ok(Bytes::ZERO),
+            }
         });
         counted.await.map_err(|source| self.broken(source))
     }

@@ -30,7 +30,7 @@ use crate::{
         work::Error,
     },
     blocking::on_host,
-    image::{self, name_of},
+    image::{self, MOVES, name_of},
 };
 
 /// When to try again to close an image that is attached. Unstaging triggers it, too.
@@ -210,7 +210,8 @@ impl Reconciliation<'_, PoolVolume> {
         let (volume, pool) = (self.object.clone(), Arc::clone(&usable.pool));
         let work = on_host((permit, guard), move || {
             let uid = name_of(&volume)?;
-            step(&pool, &uid).map(|done| (done, uid))
+            let pool = pool.images_for(MOVES)?;
+            step(pool, &uid).map(|done| (done, uid))
         });
         match work.await.map_err(|source| self.broken(source))? {
             Ok(done) => Ok(Ok(done)),

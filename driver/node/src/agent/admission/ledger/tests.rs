@@ -9,6 +9,7 @@ const LIMITS: Limits = Limits {
     volume_limit: 100,
     snapshot_limit: 3,
     snapshots_per_volume: 2,
+    supported: Supported::Images,
 };
 
 /// The same pool without overcommitment.
@@ -49,6 +50,33 @@ fn an_overcommitted_pool_takes_no_thick_volume() {
     let ledger = Ledger::new(EXACT, [thin(Bytes::gib(4))], Bytes::ZERO);
     assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(6));
     assert_eq!(ledger.check(&thick(Bytes::gib(6))), Ok(()));
+}
+
+#[test]
+fn a_volume_group_takes_thick_volumes_only_and_whole_extents_for_each() {
+    let group = Limits {
+        supported: Supported::LogicalVolumes {
+            extent: Bytes::mib(4),
+        },
+        ..EXACT
+    };
+    let held = [thick(Bytes::mib(9)), thick(Bytes::mib(1))];
+    let ledger = Ledger::new(group, held, Bytes::ZERO);
+    assert_eq!(ledger.reserved(), Bytes::mib(16));
+    assert_eq!(ledger.room(Provisioning::Thin), Bytes::ZERO);
+    let refusal = ledger.check(&thin(Bytes::mib(1))).unwrap_err();
+    assert_eq!(refusal.reason(), Reason::NotInVolumeGroup);
+    let room = ledger.room(Provisioning::Thick);
+    assert_eq!(room, Bytes::mib(10 * 1024 - 16));
+    assert_eq!(ledger.check(&thick(room)), Ok(()));
+    assert_eq!(ledger.check(&thick(Bytes(room.0 - 1))), Ok(()));
+    ledger.check(&thick(Bytes(room.0 + 1))).unwrap_err();
+    let held = Bytes::mib(12);
+    let most = held.saturating_add(room);
+    assert_eq!(ledger.check_growth(held, &thick(most)), Ok(()));
+    ledger
+        .check_growth(held, &thick(Bytes(most.0 + 1)))
+        .unwrap_err();
 }
 
 #[test]
@@ -228,6 +256,7 @@ fn any_limits() -> impl Strategy<Value = Limits> {
         volume_limit: limits.0,
         snapshot_limit: limits.1,
         snapshots_per_volume: limits.2,
+        supported: Supported::Images,
     })
 }
 

@@ -74,7 +74,8 @@ pub(super) fn failed(agent: &Agent, snapshots: &[PoolSnapshot], error: &image::E
         reason @ (Reason::TooManyExtents
         | Reason::SourceMissing
         | Reason::FreezeFailed
-        | Reason::IdentityConflict) => refused_with(reason, message),
+        | Reason::IdentityConflict
+        | Reason::NotInVolumeGroup) => refused_with(reason, message),
         Reason::ProvisioningFailed => not_yet(Reason::SnapshotFailed, message),
         reason => not_yet(reason, message),
     }

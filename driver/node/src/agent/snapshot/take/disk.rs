@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{Consistency, ExtentLimits, HasImage, PoolSnapshot, Reason};
 use cistern_host::{
-    Pool,
+    Engine,
     snapshot::{Barrier, Member, SnapshotRequest},
 };
 use kube::ResourceExt as _;
@@ -21,7 +21,7 @@ use crate::{
         snapshot::identity::{formatted, inspect},
     },
     blocking::on_host,
-    image::{self, Image, ImageObject},
+    image::{self, Image, ImageObject, SNAPSHOTS},
 };
 
 /// How long to wait for the lock of a volume.
@@ -30,7 +30,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// One snapshot to be taken or found.
 struct PendingSnapshot {
     snapshot: PoolSnapshot,
-    pool: Arc<Pool>,
+    pool: Arc<dyn Engine>,
     extent_limits: ExtentLimits,
     formatted: DateTime<Utc>,
 }
@@ -52,7 +52,7 @@ pub(super) async fn take_or_find(
         {
             io.take_snapshots(&root, &limits, &members(&pending)?, consistency, clock)?;
         }
-        let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
+        let inspected = |it: &PendingSnapshot| inspect(&*it.pool, &it.snapshot, it.formatted);
         pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
     });
     match work.await.map_err(|source| broken(snapshots, source))? {
@@ -86,7 +86,7 @@ pub(super) async fn take_part<G: Send + 'static>(
     let work = on_host((), move || {
         let taken = members(&pending).and_then(|members| {
             io.take_part(&root, &limits, &members, consistency, &mut barrier)?;
-            let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
+            let inspected = |it: &PendingSnapshot| inspect(&*it.pool, &it.snapshot, it.formatted);
             pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
         });
         // Also if nobody waits any more, the volumes are locked until the work is done.
@@ -129,7 +129,7 @@ fn members(pending: &[PendingSnapshot]) -> Result<Vec<Member<'_>>, image::Error>
     let members = pending.iter().map(|it| {
         let spec = &it.snapshot.spec;
         Ok(Member {
-            pool: &it.pool,
+            pool: it.pool.images_for(SNAPSHOTS)?,
             request: SnapshotRequest {
                 snapshot: it.snapshot.name_any(),
                 uid: image::name_of(&it.snapshot)?,
@@ -160,7 +160,7 @@ pub(super) async fn discard_locked(
     }
     let work = on_host(guard, move || {
         taken.iter().try_for_each(|(usable, snapshot)| {
-            let uid = image::destroy(&usable.pool, snapshot)?;
+            let uid = image::destroy(&*usable.pool, snapshot)?;
             usable.images.removed(uid.as_str());
             Ok::<_, image::Error>(())
         })

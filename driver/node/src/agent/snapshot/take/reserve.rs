@@ -19,7 +19,7 @@ use crate::{
         snapshot::status::SnapshotOutcome,
     },
     blocking::on_host,
-    image::{self, Image},
+    image::{self, Image, SNAPSHOTS},
 };
 
 /// Reserves for a snapshot the bytes written to its source, or the bytes of its image if that exists
@@ -105,7 +105,8 @@ async fn of_source<T: Send + 'static>(
     let permit = reconciliation.permit().await;
     let work = on_host(permit, move || {
         let source: Uid = source.parse()?;
-        Ok::<_, image::Error>(ask(&pool, &source)?)
+        let pool = pool.images_for(SNAPSHOTS)?;
+        Ok::<_, image::Error>(ask(pool, &source)?)
     });
     let answer = work.await.map_err(|source| reconciliation.broken(source))?;
     answer.map_err(|error| failed(agent, std::slice::from_ref(snapshot), &error))

@@ -1,0 +1,176 @@
+//! A pool of one engine, and its volumes.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use cistern_host::{
+    BlockPublishRequest, BlockStageRequest, Engine, Expectation, Image, ImageRequest, Keys, Root,
+    Staged, Unlock, mounting::Error,
+};
+use cistern_types::{Bytes, Encryption, FilesystemType, MkfsOptions, Provisioning};
+
+use crate::{
+    encryption::keys,
+    harness::{Machine, POOL_SIZE, Volume, eventually, image_pool, must, request},
+    logical::{Group, claim},
+};
+
+/// Disks of a volume group.
+const DISKS: usize = 2;
+
+/// A pool of one engine on a machine of its own.
+pub(super) struct Fixture {
+    pub(super) engine: Arc<dyn Engine>,
+    group: Option<Group>,
+    keys: Option<Keys>,
+    options: MkfsOptions,
+    pub(super) machine: Machine,
+}
+
+impl Fixture {
+    /// A pool of image files.
+    pub(super) fn images() -> Self {
+        Self::new(Machine::new(), None)
+    }
+
+    /// A volume group.
+    pub(super) fn logical_volumes() -> Self {
+        let machine = Machine::new();
+        let group = Group::new(&machine, DISKS);
+        Self::new(machine, Some(group))
+    }
+
+    fn new(machine: Machine, group: Option<Group>) -> Self {
+        Self {
+            engine: open(&machine.root(), group.as_ref(), Expectation::New),
+            group,
+            keys: None,
+            options: MkfsOptions::default(),
+            machine,
+        }
+    }
+
+    /// Encrypts all volumes.
+    pub(super) fn encrypted(self) -> Self {
+        Self {
+            keys: Some(keys(b'k')),
+            ..self
+        }
+    }
+
+    /// Opens the pool by another root.
+    pub(super) fn open_by(&self, root: &Root) -> Arc<dyn Engine> {
+        let expectation = Expectation::Known {
+            filesystem_uuid: self.engine.pool_uuid(),
+        };
+        open(root, self.group.as_ref(), expectation)
+    }
+
+    fn unlock(&self) -> Option<Unlock<'_>> {
+        self.keys.as_ref().map(|keys| Unlock {
+            keys,
+            discard: false,
+            mkfs_options: &self.options,
+            extent_size: None,
+        })
+    }
+
+    /// Makes a volume; a raw block volume without a filesystem.
+    pub(super) fn create(
+        &self,
+        name: &str,
+        size: Bytes,
+        filesystem: Option<FilesystemType>,
+    ) -> Image {
+        let request = ImageRequest {
+            uid: self.machine.uid(name),
+            filesystem,
+            encryption: self.keys.as_ref().map(|_| Encryption::Luks2),
+            ..request(name, size, FilesystemType::Ext4, Provisioning::Thick)
+        };
+        let unseen: &dyn Fn(u8) = &|_| {};
+        must(
+            self.engine
+                .create(&request, cistern_host::Checking::UNSEEN, unseen),
+        )
+    }
+
+    pub(super) fn volume<'a>(&'a self, image: &'a Image) -> Volume<'a> {
+        Volume {
+            unlock: self.unlock(),
+            ..Volume::new(image)
+        }
+    }
+
+    pub(super) fn stage(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
+        self.stage_by(&*self.engine, image, staging)
+    }
+
+    pub(super) fn stage_by(
+        &self,
+        engine: &dyn Engine,
+        image: &Image,
+        staging: &Path,
+    ) -> Result<Staged, Error> {
+        engine.stage(&self.volume(image).stage(staging))
+    }
+
+    /// Stages a volume and publishes it, and returns the target path.
+    pub(super) fn start_pod(&self, image: &Image, staging: &Path) -> PathBuf {
+        let staged = must(self.stage(image, staging));
+        assert!(staged.not_grown.is_none(), "{:?}", staged.not_grown);
+        let target = staging.with_extension("pod");
+        must(
+            self.machine
+                .root()
+                .publish(&self.volume(image).publish(staging, &target)),
+        );
+        target
+    }
+
+    pub(super) fn stage_block(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
+        self.engine.stage_block(&BlockStageRequest {
+            image: &image.uid,
+            volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
+            size: image.size,
+            unlock: self.unlock(),
+            staging,
+        })
+    }
+
+    /// Stages a raw block volume and publishes it, and returns the target path.
+    pub(super) fn start_block_pod(&self, image: &Image, staging: &Path) -> PathBuf {
+        must(self.stage_block(image, staging));
+        let target = staging.with_extension("pod");
+        must(self.machine.root().publish_block(&BlockPublishRequest {
+            image: &image.uid,
+            read_only: false,
+            staging,
+            target: &target,
+        }));
+        target
+    }
+
+    /// Unpublishes a volume and unstages it, and waits until nothing uses it.
+    pub(super) fn end_pod(&self, image: &Image, staging: &Path) {
+        let root = self.machine.root();
+        must(root.unpublish(&staging.with_extension("pod")));
+        must(root.unstage(staging));
+        self.is_unused(image);
+    }
+
+    pub(super) fn is_unused(&self, image: &Image) {
+        eventually("the end of the use", || {
+            self.engine.check_unused(&image.uid).is_ok()
+        });
+    }
+}
+
+fn open(root: &Root, group: Option<&Group>, expectation: Expectation) -> Arc<dyn Engine> {
+    match group {
+        None => Arc::new(must(root.open_pool(&image_pool(POOL_SIZE), expectation))),
+        Some(group) => Arc::new(must(group.open_as(root, claim(), expectation))),
+    }
+}

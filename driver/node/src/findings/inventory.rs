@@ -1,0 +1,26 @@
+//! Reads what the node has. Blocks.
+
+use std::io;
+
+use cistern_crds::StorageNodeSpec;
+use cistern_host::{Inventory, Root, Uid};
+
+/// The volume groups that are pools of a node: the UID of each pool, and the name of its group.
+pub fn groups(spec: &StorageNodeSpec) -> Vec<(Uid, String)> {
+    let pools = spec.pools.iter();
+    let groups = pools.filter_map(|pool| {
+        let group = pool.source.volume_group.as_ref()?;
+        Some((pool.uid.parse().ok()?, group.name.clone()))
+    });
+    groups.collect()
+}
+
+/// Lists everything of Cistern on the node, with what is in these volume groups. Fails if the folder of the pools or the kernel's
+/// tables cannot be read.
+pub fn inventory(root: &Root, groups: &[(Uid, String)]) -> io::Result<Inventory> {
+    let mut inventory = root.inventory()?;
+    let groups = groups.iter();
+    let found = groups.filter_map(|(uid, name)| root.group_inventory(uid, name));
+    inventory.pools.extend(found);
+    Ok(inventory)
+}
