@@ -23,11 +23,10 @@ mod report;
 mod tags;
 mod volume;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use cistern_types::Bytes;
 
-pub use self::claim::GroupClaim;
 use self::{command::Lvm, tags::State};
 pub use crate::{
     base_device::LogicalDevice,
@@ -35,6 +34,7 @@ pub use crate::{
 };
 use crate::{
     id::{Uid, Uuid},
+    pool::PoolRecord,
     root::Root,
     system::System,
 };
@@ -46,16 +46,25 @@ pub struct VolumeGroup {
     root: Root,
     lvm: Lvm,
     name: String,
-    claim: GroupClaim,
-    /// Identifies the pool in the identities of its volumes.
-    pool_uuid: Uuid,
+    /// Which pool it is, as its tags say.
+    record: PoolRecord,
     extent_size: Bytes,
 }
 
 impl VolumeGroup {
     /// Returns the UID of the StoragePool.
     pub fn uid(&self) -> &Uid {
-        &self.claim.pool
+        &self.record.pool_uid
+    }
+
+    /// Returns how often a node has taken over the pool from another one.
+    pub fn takeovers(&self) -> u32 {
+        self.record.takeovers
+    }
+
+    /// Returns the path that stands for the group.
+    pub fn path(&self) -> PathBuf {
+        claim::path_of(&self.name)
     }
 
     /// Returns the name of the group.
@@ -69,7 +78,7 @@ impl VolumeGroup {
 
     /// Returns the UUID of the pool.
     pub fn pool_uuid(&self) -> Uuid {
-        self.pool_uuid
+        self.record.filesystem_uuid
     }
 
     /// Returns the size of the extents of the group. The size of each volume is a multiple of it.
@@ -80,6 +89,6 @@ impl VolumeGroup {
 
 impl fmt::Display for VolumeGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.claim.pool_name)
+        f.write_str(&self.record.pool_name)
     }
 }

@@ -26,6 +26,7 @@ mod layers;
 pub(crate) mod marker;
 mod open;
 mod owner;
+mod record;
 mod remove;
 mod replaced;
 mod resize;
@@ -46,10 +47,11 @@ pub use self::{
     error::Error,
     group::{GroupError, Unfit},
     owner::{ForeignMarker, Owner},
+    record::PoolClaim,
     replaced::ReplacedDisk,
     resize::{PoolFile, Shortage},
 };
-pub(crate) use self::{broken::has_shut_down, error::failed, layers::own_file};
+pub(crate) use self::{broken::has_shut_down, error::failed, layers::own_file, record::PoolRecord};
 use self::{extent_cost::ExtentCost, folder::Folder, marker::Marker};
 use crate::{
     id::{Uid, Uuid},
@@ -79,6 +81,19 @@ pub struct PoolDeclaration {
     pub replaced: Vec<ReplacedDisk>,
     /// The source of its space.
     pub source: Source,
+}
+
+impl PoolDeclaration {
+    /// Which pool it is, without the source of its space.
+    pub fn claim(&self) -> PoolClaim {
+        PoolClaim {
+            uid: self.uid.clone(),
+            name: self.name.clone(),
+            others: self.others.clone(),
+            node: self.node.clone(),
+            take_over: self.take_over.clone(),
+        }
+    }
 }
 
 /// The source of a pool's space.
@@ -164,7 +179,7 @@ impl Pool {
 
     /// How often a node has taken over the pool from another one.
     pub fn takeovers(&self) -> u32 {
-        self.marker.takeovers
+        self.marker.record.takeovers
     }
 
     /// The device with the filesystem: a loop device if the source is an image.

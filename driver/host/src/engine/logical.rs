@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use cistern_types::{Bytes, Provisioning};
@@ -27,7 +27,7 @@ impl Engine for VolumeGroup {
     }
 
     fn path(&self) -> PathBuf {
-        Path::new("/dev").join(self.name())
+        self.path()
     }
 
     fn pool_uuid(&self) -> Uuid {
@@ -38,9 +38,8 @@ impl Engine for VolumeGroup {
         self.extent_size()
     }
 
-    /// The group is the pool of the node in its tags.
     fn takeovers(&self) -> u32 {
-        0
+        self.takeovers()
     }
 
     fn check(&self) -> Result<(), pool::Error> {

@@ -88,7 +88,7 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     let marker = marker::read(system, directory.as_fd(), path).ok().flatten();
     let mut inside = Inside {
         filesystem_uuid: geometry.map(|geometry| Uuid::from_bytes(geometry.uuid)),
-        owner: marker.map(|marker| (marker.pool_uid, marker.pool_name)),
+        owner: marker.map(|marker| (marker.record.pool_uid, marker.record.pool_name)),
         images: Vec::new(),
         closed: Vec::new(),
         discarded: Vec::new(),

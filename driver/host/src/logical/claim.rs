@@ -1,6 +1,9 @@
 //! Opening a volume group: it becomes a pool once, and is the same pool from then on.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use cistern_types::Bytes;
 
@@ -12,8 +15,8 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    id::{Uid, Uuid},
-    pool::Expectation,
+    id::Uuid,
+    pool::{self, Expectation, PoolClaim, PoolRecord},
     root::Root,
     system::System,
 };
@@ -21,52 +24,31 @@ use crate::{
 /// Longest name of a mapping (`DM_NAME_LEN` of the kernel, less the end of the text).
 const LONGEST_MAPPING: usize = 127;
 
-/// The pool that a group is to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupClaim {
-    /// UID of the StoragePool.
-    pub pool: Uid,
-    /// Name of the StoragePool.
-    pub pool_name: String,
-    /// Name of the node.
-    pub node: String,
-}
-
 impl VolumeGroup {
     /// Opens the group of this name as a pool. If the pool is new, and the group is none, it becomes this one: its tags say
-    /// so, and nothing else of it is changed. Fails if there is no such group or more than one, if it cannot be changed
-    /// here, or if it is another pool.
+    /// so, and nothing else of it is changed. A group that was this pool before its StoragePool was recreated is adopted. Fails
+    /// if there is no such group or more than one, if it cannot be changed here, and if it is another pool or that of another
+    /// node.
     pub fn open(
         root: &Root,
         name: &str,
-        claim: GroupClaim,
+        claim: &PoolClaim,
         expectation: Expectation,
-    ) -> Result<Self, Error> {
-        let system = Arc::clone(&root.system);
+    ) -> Result<Self, pool::Error> {
         if !has_room_for_volumes(name) {
-            return Err(unfit(name, Unfit::LongName));
+            return Err(unfit(name, Unfit::LongName).into());
         }
+        let system = Arc::clone(&root.system);
         let lvm = Lvm::new(root).map_err(|error| failed("list the devices", name)(error.into()))?;
-        let mut row = read(&*system, &lvm, name)?;
-        if tags::value(&row.tags, "pool").is_none() && expectation == Expectation::New {
-            let tag = |field, value: &str| {
-                tags::tag(field, value)
-                    .map_err(|error| failed("write the tags", name)(error.into()))
-            };
-            let mut command = lvm.command("vgchange");
-            for tag in [
-                tag("pool", claim.pool.as_str())?,
-                tag("pool-name", &claim.pool_name)?,
-                tag("pool-uuid", &Uuid::new_v4().to_string())?,
-                tag("node", &claim.node)?,
-            ] {
-                command = command.option("--addtag", tag);
+        let row = read(&*system, &lvm, name)?;
+        let found = record_of(&row, name)?;
+        let record = expected(found.as_ref(), name, claim, expectation)?;
+        if found.as_ref() != Some(&record) {
+            write(&*system, &lvm, name, &row, &record)?;
+            if let Some(before) = found {
+                before.log_adoption(&record);
             }
-            lvm.run(&*system, &command.operand(name))
-                .map_err(failed("write the tags", name))?;
-            row = read(&*system, &lvm, name)?;
         }
-        let pool_uuid = pool_of(&row, &claim, expectation).map_err(|why| unfit(name, why))?;
         let extent_size = number(&row.extent_size)
             .map_err(|error| failed("read the size of the extents", name)(error.into()))?;
         Ok(Self {
@@ -74,8 +56,7 @@ impl VolumeGroup {
             root: root.clone(),
             lvm,
             name: name.to_owned(),
-            claim,
-            pool_uuid,
+            record,
             extent_size: Bytes(extent_size),
         })
     }
@@ -85,29 +66,28 @@ impl VolumeGroup {
     pub fn release(
         root: &Root,
         name: &str,
-        claim: GroupClaim,
+        claim: &PoolClaim,
         expectation: Expectation,
-    ) -> Result<(), Error> {
-        // A group that is not the pool has nothing of it.
+    ) -> Result<(), pool::Error> {
+        // A group that is no pool does not become one here.
         let expectation = match expectation {
             Expectation::New => Expectation::Made,
             known => known,
         };
         let group = match Self::open(root, name, claim, expectation) {
             Ok(group) => group,
-            Err(
+            Err(pool::Error::Group(
                 Error::Missing { .. }
                 | Error::Unfit {
                     why: Unfit::NoPool(_) | Unfit::OtherPool(_),
                     ..
                 },
-            ) => return Ok(()),
+            )) => return Ok(()),
             Err(error) => return Err(error),
         };
         let count = group.logical_volumes()?.len();
         if count > 0 {
-            let why = Unfit::VolumesRemain(count);
-            return Err(unfit(name, why));
+            return Err(unfit(name, Unfit::VolumesRemain(count)).into());
         }
         let row = group.row()?;
         let mut command = group.lvm.command("vgchange");
@@ -115,7 +95,8 @@ impl VolumeGroup {
             command = command.option("--deltag", tag);
         }
         let done = group.lvm.run(&*group.system, &command.operand(name));
-        done.map(drop).map_err(failed("remove the tags", name))
+        done.map_err(failed("remove the tags", name))?;
+        Ok(())
     }
 
     /// Verifies that the group is still the pool, and can be changed. Fails with the first difference.
@@ -127,10 +108,11 @@ impl VolumeGroup {
     pub(super) fn row(&self) -> Result<GroupRow, Error> {
         let name = &self.name;
         let row = read(&*self.system, &self.lvm, name)?;
-        let expectation = Expectation::Known {
-            filesystem_uuid: self.pool_uuid,
-        };
-        pool_of(&row, &self.claim, expectation).map_err(|why| unfit(name, why))?;
+        match record_of(&row, name)? {
+            Some(found) if found == self.record => {}
+            Some(found) => return Err(other_pool(&found, name)),
+            None => return Err(unfit(name, Unfit::NoPool(self.record.pool_name.clone()))),
+        }
         Ok(row)
     }
 
@@ -182,28 +164,79 @@ fn refuse(row: &GroupRow, name: &str) -> Result<(), Error> {
     Err(unfit(name, why))
 }
 
-/// The UUID of the pool that a group is, if it is the expected one.
-fn pool_of(row: &GroupRow, claim: &GroupClaim, expectation: Expectation) -> Result<Uuid, Unfit> {
-    let tag = |field| tags::value(&row.tags, field);
-    let Some(pool) = tag("pool") else {
-        return Err(Unfit::NoPool(claim.pool_name.clone()));
-    };
-    let (name, node) = (
-        tag("pool-name").unwrap_or_default(),
-        tag("node").unwrap_or_default(),
-    );
-    let found = tag("pool-uuid").and_then(|uuid| uuid.parse::<Uuid>().ok());
-    let found = found.ok_or_else(|| Unfit::Tag("cistern.pool-uuid".to_owned()))?;
-    let is_known = match expectation {
-        Expectation::Known { filesystem_uuid } => found == filesystem_uuid,
-        Expectation::New | Expectation::Made => true,
-    };
-    if pool == claim.pool.as_str() && node == claim.node && is_known {
-        return Ok(found);
+/// Reads from its tags which pool a group is; none if it is no pool.
+pub(super) fn record_of(row: &GroupRow, name: &str) -> Result<Option<PoolRecord>, Error> {
+    tags::record(&row.tags).map_err(|field| unfit(name, Unfit::Tag(field)))
+}
+
+/// Which pool a group is from now on.
+fn expected(
+    found: Option<&PoolRecord>,
+    name: &str,
+    claim: &PoolClaim,
+    expectation: Expectation,
+) -> Result<PoolRecord, pool::Error> {
+    match (found, expectation) {
+        (None, Expectation::New) => Ok(PoolRecord::new(claim, Uuid::new_v4())),
+        (None, Expectation::Known { .. } | Expectation::Made) => {
+            Err(unfit(name, Unfit::NoPool(claim.name.clone())).into())
+        }
+        (Some(found), Expectation::Known { filesystem_uuid })
+            if found.filesystem_uuid != filesystem_uuid =>
+        {
+            Err(other_pool(found, name).into())
+        }
+        (Some(found), _) => match found.verify(&path_of(name), claim) {
+            Ok(()) => Ok(found.settled(claim)),
+            Err(pool::Error::BackingConflict { .. }) => Err(other_pool(found, name).into()),
+            Err(error) => Err(error),
+        },
     }
-    Err(Unfit::OtherPool(format!(
-        "pool {name} of node {node} (UID {pool}, UUID {found})"
-    )))
+}
+
+/// Writes to its tags which pool a group is. LVM changes all of them at once.
+fn write(
+    system: &dyn System,
+    lvm: &Lvm,
+    name: &str,
+    row: &GroupRow,
+    record: &PoolRecord,
+) -> Result<(), Error> {
+    let write = || -> Result<(), Cause> {
+        let wanted = tags::of_record(record)?;
+        let found: Vec<&str> = tags::own(&row.tags).collect();
+        let mut command = lvm.command("vgchange");
+        for tag in &found {
+            if !wanted.iter().any(|it| it == tag) {
+                command = command.option("--deltag", *tag);
+            }
+        }
+        for tag in &wanted {
+            if !found.contains(&tag.as_str()) {
+                command = command.option("--addtag", tag.as_str());
+            }
+        }
+        lvm.run(system, &command.operand(name))?;
+        Ok(())
+    };
+    write().map_err(failed("write the tags", name))
+}
+
+/// The path that stands for a group.
+pub(super) fn path_of(name: &str) -> PathBuf {
+    Path::new("/dev").join(name)
+}
+
+fn other_pool(found: &PoolRecord, name: &str) -> Error {
+    let owner = found.owner.as_ref().map(ToString::to_string);
+    let why = Unfit::OtherPool(format!(
+        "pool {} of node {} (UID {}, UUID {})",
+        found.pool_name,
+        owner.unwrap_or_default(),
+        found.pool_uid,
+        found.filesystem_uuid
+    ));
+    unfit(name, why)
 }
 
 fn unfit(group: &str, why: Unfit) -> Error {

@@ -79,7 +79,7 @@ impl VolumeGroup {
         let identity = Identity {
             owner: Owner::Volume(request.volume.clone()),
             uid: uid.clone(),
-            pool_uuid: self.pool_uuid,
+            pool_uuid: self.pool_uuid(),
             size: request.size,
             content,
             provisioning: request.provisioning,
@@ -145,7 +145,7 @@ impl VolumeGroup {
 
     /// Fails if a volume is not the requested one.
     fn verify(&self, image: &Image, request: &ImageRequest) -> Result<(), Error> {
-        let differs = disagreement(image, request, self.pool_uuid);
+        let differs = disagreement(image, request, self.pool_uuid());
         differs.map_or(Ok(()), |why| {
             let uid = request.uid.clone();
             Err(Error::IdentityConflict { uid, why })

@@ -4,7 +4,7 @@ use super::{State, VolumeGroup, volume::LogicalVolume};
 use crate::{
     cause::Cause,
     id::Uid,
-    image::{Error, failed},
+    image::{Error, IdentityConflict, failed},
 };
 
 impl VolumeGroup {
@@ -13,6 +13,7 @@ impl VolumeGroup {
     pub fn remove(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
             Some(volume) => {
+                self.refuse_others(&volume)?;
                 self.refuse_in_use(&volume)?;
                 self.remove_volume(&volume)
             }
@@ -33,12 +34,27 @@ impl VolumeGroup {
     pub fn sweep(&self) -> Result<usize, Error> {
         let mut removed = 0;
         for volume in self.logical_volumes()? {
-            if volume.state == State::Making && !volume.is_open {
+            let is_own = self.refuse_others(&volume).is_ok();
+            if volume.state == State::Making && !volume.is_open && is_own {
                 self.remove_volume(&volume)?;
                 removed += 1;
             }
         }
         Ok(removed)
+    }
+
+    /// Fails if a volume was made in another pool, whose group was merged into this one, or if it has no identity.
+    fn refuse_others(&self, volume: &LogicalVolume) -> Result<(), Error> {
+        let identity = volume.identity.as_ref();
+        let why = match identity.map(|identity| identity.pool_uuid) {
+            Some(pool) if pool == self.pool_uuid() => return Ok(()),
+            Some(_) => IdentityConflict::OtherPool {
+                pool: self.to_string(),
+            },
+            None => IdentityConflict::NoIdentity,
+        };
+        let uid = volume.uid.clone();
+        Err(Error::IdentityConflict { uid, why })
     }
 
     fn remove_volume(&self, volume: &LogicalVolume) -> Result<(), Error> {

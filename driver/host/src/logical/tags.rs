@@ -8,7 +8,10 @@ use std::{io, iter};
 
 use serde_json::{Map, Value};
 
-use crate::image::Identity;
+use crate::{
+    image::Identity,
+    pool::{Owner, PoolRecord},
+};
 
 /// How each tag of Cistern begins.
 const PREFIX: &str = "cistern.";
@@ -35,8 +38,49 @@ impl State {
     }
 }
 
+/// The tags of a group that is this pool. Fails for text that no tag holds.
+pub(super) fn of_record(record: &PoolRecord) -> io::Result<Vec<String>> {
+    let mut tags = vec![
+        tag("pool", record.pool_uid.as_str())?,
+        tag("pool-name", &record.pool_name)?,
+        tag("pool-uuid", &record.filesystem_uuid.to_string())?,
+    ];
+    if let Some(owner) = &record.owner {
+        tags.push(tag("node", &owner.node)?);
+        if let Some(machine) = &owner.machine {
+            tags.push(tag("machine", machine)?);
+        }
+    }
+    if record.takeovers > 0 {
+        tags.push(tag("takeovers", &record.takeovers.to_string())?);
+    }
+    Ok(tags)
+}
+
+/// Which pool the group with these tags is; none if it is none. Fails with the name of a tag that cannot be read.
+pub(super) fn record(tags: &str) -> Result<Option<PoolRecord>, String> {
+    let Some(pool) = value(tags, "pool") else {
+        return Ok(None);
+    };
+    let unreadable = |field: &str| format!("{PREFIX}{field}");
+    let uuid = value(tags, "pool-uuid").and_then(|uuid| uuid.parse().ok());
+    let takeovers = value(tags, "takeovers").map_or(Ok(0), str::parse);
+    Ok(Some(PoolRecord {
+        pool_uid: pool.parse().map_err(|_| unreadable("pool"))?,
+        pool_name: value(tags, "pool-name")
+            .ok_or_else(|| unreadable("pool-name"))?
+            .to_owned(),
+        filesystem_uuid: uuid.ok_or_else(|| unreadable("pool-uuid"))?,
+        owner: value(tags, "node").map(|node| Owner {
+            node: node.to_owned(),
+            machine: value(tags, "machine").map(str::to_owned),
+        }),
+        takeovers: takeovers.map_err(|_| unreadable("takeovers"))?,
+    }))
+}
+
 /// Makes a tag.
-pub(super) fn tag(field: &str, value: &str) -> io::Result<String> {
+fn tag(field: &str, value: &str) -> io::Result<String> {
     let tag = format!("{PREFIX}{field}={value}");
     let is_allowed = |c: char| {
         c.is_ascii_alphanumeric()
@@ -98,7 +142,10 @@ pub(super) fn identity(tags: &str) -> Option<Identity> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::{Content, identity::tests::identity as made};
+    use crate::{
+        id::Uuid,
+        image::{Content, identity::tests::identity as made},
+    };
 
     #[test]
     fn an_identity_is_read_back_from_its_tags_beside_those_of_others() {
@@ -116,6 +163,32 @@ mod tests {
             ..made()
         };
         assert_eq!(identity(&of_volume(&block).unwrap().join(",")), Some(block));
+    }
+
+    #[test]
+    fn the_pool_of_a_group_is_read_back_from_its_tags() {
+        let owner = |machine: Option<&str>| Owner {
+            node: "node-1".to_owned(),
+            machine: machine.map(str::to_owned),
+        };
+        for (owner, takeovers) in [
+            (None, 0),
+            (Some(owner(None)), 0),
+            (Some(owner(Some("m-1"))), 3),
+        ] {
+            let made = PoolRecord {
+                pool_uid: "u-1".parse().unwrap(),
+                pool_name: "fast".to_owned(),
+                filesystem_uuid: Uuid::from_bytes([7; 16]),
+                owner,
+                takeovers,
+            };
+            let printed = format!("backup,{}", of_record(&made).unwrap().join(","));
+            assert_eq!(record(&printed), Ok(Some(made)));
+        }
+        assert_eq!(record("backup"), Ok(None));
+        let unreadable = record("cistern.pool=u-1,cistern.pool-name=fast");
+        assert_eq!(unreadable, Err("cistern.pool-uuid".to_owned()));
     }
 
     #[test]

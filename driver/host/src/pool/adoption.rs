@@ -35,8 +35,8 @@ impl<T> Candidates<T> {
         marker: Result<Option<Marker>, Error>,
     ) -> bool {
         match marker {
-            Ok(Some(marker)) if marker.pool_uid == declaration.uid => self.own = Some(what),
-            Ok(Some(marker)) if marker.is_returning(declaration) => {
+            Ok(Some(marker)) if marker.record.pool_uid == declaration.uid => self.own = Some(what),
+            Ok(Some(marker)) if marker.record.is_returning(&declaration.claim()) => {
                 self.returning.push((at, marker, what));
             }
             Ok(_) => return false,
@@ -59,7 +59,7 @@ impl<T> Candidates<T> {
             return Ok(self.returning.pop().map(|(_, _, what)| what));
         }
         let returning = self.returning.into_iter().map(|(at, marker, _)| {
-            let (name, uid) = (marker.pool_name, marker.pool_uid);
+            let (name, uid) = (marker.record.pool_name, marker.record.pool_uid);
             (at, Candidate::Marker { name, uid })
         });
         Err(Error::Ambiguous {
@@ -116,6 +116,7 @@ mod tests {
     use cistern_types::Bytes;
 
     use super::*;
+    use crate::pool::PoolRecord;
     use crate::{
         id::Uuid,
         pool::{Owner, Source, failed},
@@ -141,13 +142,15 @@ mod tests {
 
     fn marker(uid: &str, name: &str) -> Marker {
         Marker {
-            pool_uid: uid.parse().unwrap(),
-            pool_name: name.to_owned(),
-            filesystem_uuid: Uuid::from_bytes([0; 16]),
+            record: PoolRecord {
+                pool_uid: uid.parse().unwrap(),
+                pool_name: name.to_owned(),
+                filesystem_uuid: Uuid::from_bytes([0; 16]),
+                owner: None,
+                takeovers: 0,
+            },
             size: Bytes::gib(1),
             empty: Bytes::gib(1),
-            takeovers: 0,
-            owner: None,
         }
     }
 

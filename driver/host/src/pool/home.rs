@@ -137,7 +137,8 @@ impl Root {
             let at = folder.file(&home);
             match self.marker_of_file(&folder, &home) {
                 Ok(Some(marker))
-                    if marker.pool_uid == declaration.uid || marker.is_returning(declaration) =>
+                    if marker.record.pool_uid == declaration.uid
+                        || marker.record.is_returning(&declaration.claim()) =>
                 {
                     candidates.doubt(at, Candidate::OtherDirectory);
                 }

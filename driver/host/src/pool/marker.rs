@@ -10,14 +10,14 @@ use std::{
     path::Path,
 };
 
-use cistern_types::{Bytes, is_zero};
+use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Conflict, Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, filesystem,
+    Conflict, Error, Expectation, PoolClaim, PoolDeclaration, PoolRecord, failed, filesystem,
 };
 use crate::{
-    id::{Uid, Uuid},
+    id::Uuid,
     layout::{IMAGES, TEMPORARY},
     system::{OFlags, System},
 };
@@ -31,88 +31,30 @@ const LIMIT: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Marker {
-    /// UID of the StoragePool.
-    pub(crate) pool_uid: Uid,
-    /// Name of the StoragePool.
-    pub(crate) pool_name: String,
-    /// UUID of the filesystem that contains it.
-    pub(crate) filesystem_uuid: Uuid,
+    /// Which pool it is.
+    #[serde(flatten)]
+    pub(crate) record: PoolRecord,
     /// Size of the filesystem when it was made.
     pub(crate) size: Bytes,
     /// Free space of the empty filesystem.
     pub(crate) empty: Bytes,
-    /// The node that carries the pool. None in pools of versions that did not record it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) owner: Option<Owner>,
-    /// How often a node has taken over the pool from another one. Never lowered: it tells the latest
-    /// node from those that carried the pool before.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) takeovers: u32,
 }
 
 impl Marker {
-    /// Whether it is the declared pool before its StoragePool was recreated as another object: the same
-    /// name, and a UID of no other pool on this host.
-    pub(super) fn is_returning(&self, declaration: &PoolDeclaration) -> bool {
-        self.pool_name == declaration.name
-            && self.pool_uid != declaration.uid
-            && !declaration.others.contains(&self.pool_uid)
-    }
-
-    /// The marker after the declared pool has adopted this one.
-    fn settled(&self, declaration: &PoolDeclaration) -> Self {
-        let present = &declaration.node;
-        let owner = self.owner.as_ref().unwrap_or(present).completed(present);
-        let foreign = self.foreign();
-        let is_taken_over = foreign.is_some_and(|it| !it.is_of(present, &declaration.uid));
+    /// The marker after the claimed pool has adopted this one.
+    fn settled(&self, claim: &PoolClaim) -> Self {
         Self {
-            pool_uid: declaration.uid.clone(),
-            owner: Some(owner),
-            takeovers: self.takeovers.saturating_add(u32::from(is_taken_over)),
+            record: self.record.settled(claim),
             ..self.clone()
         }
     }
 
-    /// Verifies that this is the marker of the declared pool, and of this node or of a node whose pool
-    /// this node may take over.
-    fn verify(
-        &self,
-        path: &Path,
-        declaration: &PoolDeclaration,
-        filesystem_uuid: Uuid,
-    ) -> Result<(), Error> {
-        if self.filesystem_uuid != filesystem_uuid {
+    /// Verifies that this is the marker of the filesystem that contains it, and of the claimed pool.
+    fn verify(&self, path: &Path, claim: &PoolClaim, filesystem_uuid: Uuid) -> Result<(), Error> {
+        if self.record.filesystem_uuid != filesystem_uuid {
             return Err(copy(path));
         }
-        if self.pool_uid != declaration.uid && !self.is_returning(declaration) {
-            return Err(Error::BackingConflict {
-                path: path.to_owned(),
-                why: Conflict::OtherPool {
-                    name: self.pool_name.clone(),
-                    uid: self.pool_uid.clone(),
-                },
-            });
-        }
-        let Some(foreign) = self.foreign() else {
-            return Ok(());
-        };
-        let is_granted = declaration.take_over.as_ref() == Some(&foreign);
-        if is_granted || foreign.is_of(&declaration.node, &declaration.uid) {
-            return Ok(());
-        }
-        Err(Error::OtherNode {
-            path: path.to_owned(),
-            foreign: Box::new(foreign),
-        })
-    }
-
-    /// The marker as one of another node may be granted. None if it names no node.
-    fn foreign(&self) -> Option<ForeignMarker> {
-        Some(ForeignMarker {
-            owner: self.owner.clone()?,
-            pool: self.pool_uid.clone(),
-            filesystem: self.filesystem_uuid,
-        })
+        self.record.verify(path, claim)
     }
 
     /// Free space of the filesystem at its present size if it were empty.
@@ -171,7 +113,7 @@ pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Optio
     let found = system.xfs_geometry(directory.as_fd()).map_err(io)?;
     let marker = read(system, directory.as_fd(), device)?;
     match (&marker, found) {
-        (Some(marker), Some(found)) if *marker.filesystem_uuid.as_bytes() != found.uuid => {
+        (Some(marker), Some(found)) if *marker.record.filesystem_uuid.as_bytes() != found.uuid => {
             Err(copy(device))
         }
         _ => Ok(marker),
@@ -190,6 +132,7 @@ pub(super) fn settle(
     declaration: &PoolDeclaration,
     expectation: Expectation,
 ) -> Result<(), Error> {
+    let claim = declaration.claim();
     let found = match read_unmounted(system, device) {
         // It is mounted elsewhere on this host, so no log is replayed; the marker is read there.
         Err(Error::Failed { source, .. }) if source.is_busy() => return Ok(()),
@@ -197,8 +140,8 @@ pub(super) fn settle(
     };
     let is_settled = match &found {
         Some(marker) => {
-            marker.verify(device, declaration, marker.filesystem_uuid)?;
-            marker.settled(declaration) == *marker
+            marker.record.verify(device, &claim)?;
+            marker.settled(&claim) == *marker
         }
         None => expectation != Expectation::New,
     };
@@ -250,11 +193,12 @@ pub(crate) fn ensure(
         path: path.to_owned(),
         why,
     };
+    let claim = declaration.claim();
     let found = read(system, directory, path)?;
     match (found, expectation) {
         (Some(marker), _) => {
-            marker.verify(path, declaration, filesystem_uuid)?;
-            let settled = marker.settled(declaration);
+            marker.verify(path, &claim, filesystem_uuid)?;
+            let settled = marker.settled(&claim);
             if settled == marker {
                 return Ok(marker);
             }
@@ -268,7 +212,7 @@ pub(crate) fn ensure(
             {
                 return Err(foreign(Conflict::FilesWithoutMarker));
             }
-            make(system, directory, declaration, filesystem_uuid)
+            make(system, directory, &claim, filesystem_uuid)
                 .map_err(failed(format!("write the marker in {}", path.display())))
         }
     }
@@ -295,7 +239,7 @@ fn is_unfinished(system: &dyn System, directory: BorrowedFd<'_>) -> io::Result<b
 fn make(
     system: &dyn System,
     directory: BorrowedFd<'_>,
-    declaration: &PoolDeclaration,
+    claim: &PoolClaim,
     filesystem_uuid: Uuid,
 ) -> io::Result<Marker> {
     for folder in [IMAGES, TEMPORARY] {
@@ -306,13 +250,9 @@ fn make(
     }
     let space = system.space(directory)?;
     let marker = Marker {
-        pool_uid: declaration.uid.clone(),
-        pool_name: declaration.name.clone(),
-        filesystem_uuid,
+        record: PoolRecord::new(claim, filesystem_uuid),
         size: Bytes(space.size),
         empty: Bytes(space.available),
-        owner: Some(declaration.node.clone()),
-        takeovers: 0,
     };
     prepare(system, directory, &marker)?;
     system.rename(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
@@ -331,12 +271,7 @@ fn replace(
     prepare(system, directory, &marker)?;
     system.replace(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
     system.sync(directory)?;
-    let text = |marker: &Marker| {
-        let owner = marker.owner.as_ref().map(ToString::to_string);
-        format!("{} on {}", marker.pool_uid, owner.unwrap_or_default())
-    };
-    let (before, is) = (text(before), text(&marker));
-    tracing::info!(pool = marker.pool_name, before, is, "adopted the pool");
+    before.record.log_adoption(&marker.record);
     Ok(marker)
 }
 
@@ -366,13 +301,15 @@ mod tests {
     #[test]
     fn what_is_free_when_empty_grows_with_the_filesystem() {
         let marker = Marker {
-            pool_uid: "a".parse().unwrap(),
-            pool_name: "p".to_owned(),
-            filesystem_uuid: Uuid::from_bytes([0; 16]),
+            record: PoolRecord {
+                pool_uid: "a".parse().unwrap(),
+                pool_name: "p".to_owned(),
+                filesystem_uuid: Uuid::from_bytes([0; 16]),
+                owner: None,
+                takeovers: 0,
+            },
             size: Bytes::mib(960),
             empty: Bytes::mib(921),
-            owner: None,
-            takeovers: 0,
         };
         assert_eq!(marker.empty_at(marker.size), marker.empty);
         // Measured on Linux 6.18: an XFS of 960 MiB (1 GiB without its log) grown to 3008 MiB.

@@ -7,9 +7,10 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation, ImageRequest, PoolDeclaration, Root, System,
+    Expectation, ImageRequest, Root, System,
     image::{Content, Error},
-    logical::{self, GroupClaim, Unfit, VolumeGroup},
+    logical::{self, Unfit, VolumeGroup},
+    pool::{self, Owner, PoolClaim},
     system::{FailAt, Fault},
 };
 use cistern_types::{Bytes, FilesystemType, Provisioning};
@@ -68,24 +69,20 @@ impl Group {
         &self,
         machine: &Machine,
         expectation: Expectation,
-    ) -> Result<VolumeGroup, logical::Error> {
+    ) -> Result<VolumeGroup, pool::Error> {
         self.open_by(&machine.root(), expectation)
     }
 
-    fn open_by(
-        &self,
-        root: &Root,
-        expectation: Expectation,
-    ) -> Result<VolumeGroup, logical::Error> {
-        self.open_as(root, claim(), expectation)
+    fn open_by(&self, root: &Root, expectation: Expectation) -> Result<VolumeGroup, pool::Error> {
+        self.open_as(root, &claim(), expectation)
     }
 
     pub(crate) fn open_as(
         &self,
         root: &Root,
-        claim: GroupClaim,
+        claim: &PoolClaim,
         expectation: Expectation,
-    ) -> Result<VolumeGroup, logical::Error> {
+    ) -> Result<VolumeGroup, pool::Error> {
         VolumeGroup::open(root, &self.name, claim, expectation)
     }
 
@@ -103,7 +100,9 @@ impl Group {
     fn is_unfit(&self, machine: &Machine, expected: &Unfit) {
         for expectation in [Expectation::New, Expectation::Made] {
             match self.open(machine, expectation) {
-                Err(logical::Error::Unfit { why, .. }) => assert_eq!(&why, expected),
+                Err(pool::Error::Group(logical::Error::Unfit { why, .. })) => {
+                    assert_eq!(&why, expected);
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -119,13 +118,8 @@ impl Drop for Group {
     }
 }
 
-pub(crate) fn claim() -> GroupClaim {
-    let PoolDeclaration { uid, name, .. } = image_pool(Bytes::ZERO);
-    GroupClaim {
-        pool: uid,
-        pool_name: name,
-        node: "node-1".to_owned(),
-    }
+pub(crate) fn claim() -> PoolClaim {
+    image_pool(Bytes::ZERO).claim()
 }
 
 fn volume(machine: &Machine, name: &str, filesystem: Option<FilesystemType>) -> ImageRequest {
@@ -328,17 +322,17 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
 fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     let machine = Machine::new();
     let group = Group::new(&machine, 2);
-    let error =
-        VolumeGroup::open(&machine.root(), "no-such-group", claim(), Expectation::New).unwrap_err();
+    let error = VolumeGroup::open(&machine.root(), "no-such-group", &claim(), Expectation::New)
+        .unwrap_err();
     assert!(error.to_string().contains("no-such-group"), "{error}");
     let error = group.open(&machine, Expectation::Made).unwrap_err();
     assert!(
         matches!(
             error,
-            logical::Error::Unfit {
+            pool::Error::Group(logical::Error::Unfit {
                 why: Unfit::NoPool(_),
                 ..
-            }
+            })
         ),
         "{error}"
     );
@@ -347,14 +341,19 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     group.lvm("vgimport", &[&group.name]);
     let pool = group.pool(&machine);
     must(pool.check());
-    let other = GroupClaim {
-        node: "node-2".to_owned(),
+    let other = PoolClaim {
+        name: "other".to_owned(),
+        uid: machine.uid("other-pool"),
         ..claim()
     };
     for expectation in [Expectation::New, Expectation::Made] {
-        let error = VolumeGroup::open(&machine.root(), &group.name, other.clone(), expectation)
+        let error = group
+            .open_as(&machine.root(), &other, expectation)
             .unwrap_err();
-        assert!(error.to_string().contains("node node-1"), "{error}");
+        assert!(
+            error.to_string().contains("pool fast of node w1"),
+            "{error}"
+        );
     }
     // The label of one of its two disks is lost.
     group.disks[1].write(0, &vec![0; 1 << 20]);
@@ -366,6 +365,66 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     group.is_unfit(&machine, &Unfit::MissingDisks(1));
     group.lvm("vgreduce", &["--removemissing", &group.name]);
     must(pool.check());
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_group_follows_its_pool_to_a_restored_cluster_and_by_a_grant_to_another_node() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "kept");
+    let made = must(pool.create(&request, UNSEEN));
+    let known = Expectation::Known {
+        filesystem_uuid: pool.pool_uuid(),
+    };
+    let open = |claim: &PoolClaim, expectation| group.open_as(&machine.root(), claim, expectation);
+    // The cluster was restored: the StoragePool is another object of the same name.
+    let restored = PoolClaim {
+        uid: machine.uid("restored"),
+        ..claim()
+    };
+    let is_another_pools = PoolClaim {
+        others: vec![claim().uid],
+        ..restored.clone()
+    };
+    let error = open(&is_another_pools, Expectation::New).unwrap_err();
+    assert!(error.to_string().contains("pool fast"), "{error}");
+    let adopted = must(open(&restored, Expectation::New));
+    assert_eq!(adopted.pool_uuid(), pool.pool_uuid());
+    pool.check().unwrap_err();
+    // Its disks are in another machine.
+    let elsewhere = PoolClaim {
+        node: Owner {
+            node: "w2".to_owned(),
+            machine: None,
+        },
+        ..restored
+    };
+    let error = open(&elsewhere, known).unwrap_err();
+    let pool::Error::OtherNode { foreign, .. } = error else {
+        panic!("{error}");
+    };
+    let granted = PoolClaim {
+        take_over: Some(*foreign),
+        ..elsewhere
+    };
+    let taken = must(open(&granted, known));
+    assert_eq!(taken.takeovers(), 1);
+    adopted.check().unwrap_err();
+    assert_eq!(must(taken.volumes()), [made]);
+    // The pool leaves the group when it is empty, and nothing of it stays.
+    let release = || VolumeGroup::release(&machine.root(), &group.name, &granted, known);
+    let error = release().unwrap_err();
+    assert!(error.to_string().contains("1 volumes"), "{error}");
+    must(taken.remove(&request.uid));
+    must(release());
+    must(release());
+    let tags = group.lvm(
+        "vgs",
+        &["--noheadings", "--options", "vg_tags", &group.name],
+    );
+    assert_eq!(tags.trim(), "");
 }
 
 #[test]

@@ -171,6 +171,6 @@ impl Fixture {
 fn open(root: &Root, group: Option<&Group>, expectation: Expectation) -> Arc<dyn Engine> {
     match group {
         None => Arc::new(must(root.open_pool(&image_pool(POOL_SIZE), expectation))),
-        Some(group) => Arc::new(must(group.open_as(root, claim(), expectation))),
+        Some(group) => Arc::new(must(group.open_as(root, &claim(), expectation))),
     }
 }

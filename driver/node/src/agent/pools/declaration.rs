@@ -8,8 +8,7 @@ use cistern_crds::{
 };
 use cistern_host::{
     PoolDeclaration, Root, Source, Uid,
-    logical::GroupClaim,
-    pool::{ForeignMarker, Owner, ReplacedDisk},
+    pool::{ForeignMarker, Owner, PoolClaim, ReplacedDisk},
     system::Disk,
 };
 
@@ -93,7 +92,7 @@ pub(super) enum Declared {
         /// Name of the group.
         name: String,
         /// The pool that the group is to be.
-        claim: GroupClaim,
+        claim: PoolClaim,
     },
 }
 
@@ -134,10 +133,12 @@ pub(super) fn declaration(root: &Root, desired: &DesiredPool) -> Result<Declared
             }
             return Ok(Declared::Group {
                 name: group.name.clone(),
-                claim: GroupClaim {
-                    pool: uid,
-                    pool_name: spec.name.clone(),
-                    node: node.node.clone(),
+                claim: PoolClaim {
+                    uid,
+                    name: spec.name.clone(),
+                    others: others.clone(),
+                    node: node.clone(),
+                    take_over: spec.take_over.as_ref().and_then(granted),
                 },
             });
         }

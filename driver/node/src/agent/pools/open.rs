@@ -53,7 +53,7 @@ pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> P
         match declared {
             Declared::Images(pool) => root.remove_pool(&pool, expectation)?,
             Declared::Group { name, claim } => {
-                VolumeGroup::release(root, &name, claim, expectation).map_err(pool::Error::from)?;
+                VolumeGroup::release(root, &name, &claim, expectation)?;
             }
         }
         Ok(())
@@ -129,8 +129,7 @@ fn open(
     let pool: Arc<dyn Engine> = match declaration(root, desired)? {
         Declared::Images(pool) => Arc::new(root.open_pool(&pool, expectation)?),
         Declared::Group { name, claim } => {
-            let group = VolumeGroup::open(root, &name, claim, expectation);
-            Arc::new(group.map_err(pool::Error::from)?)
+            Arc::new(VolumeGroup::open(root, &name, &claim, expectation)?)
         }
     };
     survey(pool, images, spec)

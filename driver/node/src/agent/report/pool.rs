@@ -213,6 +213,7 @@ mod tests {
             let mut pool = NodePoolStatus {
                 name: name.to_owned(),
                 thin_room: Bytes::gib(2),
+                usable: Bytes::gib(4),
                 ..NodePoolStatus::default()
             };
             let ready = ConditionUpdate::new(ConditionType::Ready, is_ready, Reason::Pending, "");
