@@ -143,7 +143,7 @@ pub struct PoolSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceSource>,
     /// A volume group of LVM that exists on each node. Its volumes are thick, and have no snapshots,
-    /// clones, moves or encryption. Absent if the source is another one.
+    /// clones or moves. Absent if the source is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_group: Option<VolumeGroupSource>,
 }

@@ -143,11 +143,11 @@ names! {
         ///
         /// Use a class with thin provisioning or a pool with `overcommitPercent: 100`.
         Overcommitted,
-        /// The pool is a volume group of LVM, which holds thick volumes only, and none that are encrypted.
-        /// Its volumes have no snapshots and clones, and do not move.
+        /// The pool is a volume group of LVM, which holds thick volumes only. Its volumes have no snapshots and
+        /// clones, and do not move.
         ///
-        /// Use a class with `provisioning: thick` and without encryption. For snapshots, clones and moves use
-        /// a pool whose source is an image or a device.
+        /// Use a class with `provisioning: thick`. For snapshots, clones and moves use a pool whose source is an
+        /// image or a device.
         NotInVolumeGroup,
         /// The node does not carry the pool.
         ///
@@ -577,9 +577,9 @@ names! {
         ///
         /// Use a class with thin provisioning or another pool.
         PoolOvercommitted,
-        /// On a claim: the pool is a volume group, and its class requests a volume that is thin or encrypted.
+        /// On a claim: the pool is a volume group, and its class requests a thin volume.
         ///
-        /// Use a class with `provisioning: thick` and without encryption, or another pool.
+        /// Use a class with `provisioning: thick`, or another pool.
         PoolIsVolumeGroup,
         /// On a claim: no node carries the pool.
         ///

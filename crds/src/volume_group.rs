@@ -3,8 +3,7 @@
 //! The operator, the controller and the agents share this decision.
 
 use crate::{
-    Encryption, Explanation, NodePool, PoolSource, Provisioning, Reason, StorageNode,
-    attributes::PROVISIONING,
+    Explanation, NodePool, PoolSource, Provisioning, Reason, StorageNode, attributes::PROVISIONING,
 };
 
 impl PoolSource {
@@ -13,23 +12,14 @@ impl PoolSource {
     /// # Errors
     ///
     /// [`Reason::NotInVolumeGroup`]. The message names the parameter and can follow the name of the node.
-    pub fn holds(
-        &self,
-        pool: &str,
-        provisioning: Provisioning,
-        encryption: Option<Encryption>,
-    ) -> Result<(), Explanation> {
-        let message = match (self.has_images(), provisioning, encryption) {
-            (true, _, _) | (false, Provisioning::Thick, None) => return Ok(()),
-            (false, Provisioning::Thin, _) => format!(
-                "pool {pool} is a volume group, which holds thick volumes only: set {PROVISIONING}: thick in the StorageClass \
-                 or VolumeAttributesClass"
-            ),
-            (false, Provisioning::Thick, Some(_)) => format!(
-                "pool {pool} is a volume group, which holds no encrypted volumes: remove encryption from the \
-                 StorageClass, or use a pool with source image or device"
-            ),
-        };
+    pub fn holds(&self, pool: &str, provisioning: Provisioning) -> Result<(), Explanation> {
+        if self.has_images() || provisioning == Provisioning::Thick {
+            return Ok(());
+        }
+        let message = format!(
+            "pool {pool} is a volume group, which holds thick volumes only: set {PROVISIONING}: thick in the StorageClass \
+             or VolumeAttributesClass"
+        );
         Err(Explanation::new(Reason::NotInVolumeGroup, message))
     }
 
@@ -58,14 +48,9 @@ impl StorageNode {
     }
 
     /// As [`PoolSource::holds`], for a pool on the node; also a pool that the node does not carry.
-    pub fn holds(
-        &self,
-        pool: &str,
-        provisioning: Provisioning,
-        encryption: Option<Encryption>,
-    ) -> Result<(), Explanation> {
+    pub fn holds(&self, pool: &str, provisioning: Provisioning) -> Result<(), Explanation> {
         let source = self.source_of(pool);
-        source.map_or(Ok(()), |it| it.holds(pool, provisioning, encryption))
+        source.map_or(Ok(()), |it| it.holds(pool, provisioning))
     }
 
     /// As [`PoolSource::copies`], for a pool on the node; also a pool that the node does not carry.
@@ -82,33 +67,20 @@ mod tests {
         testing::{image_source, node_pool, volume_group_source},
     };
 
-    const LUKS2: Option<Encryption> = Some(Encryption::Luks2);
-
     #[test]
-    fn a_volume_group_holds_thick_volumes_that_are_not_encrypted() {
+    fn a_volume_group_holds_thick_volumes_only() {
         let (group, image) = (volume_group_source("vg"), image_source(Bytes::gib(1)));
-        for (provisioning, encryption, expected) in [
-            (Provisioning::Thick, None, None),
-            (Provisioning::Thin, None, Some("provisioning: thick")),
-            (Provisioning::Thin, LUKS2, Some("provisioning: thick")),
-            (Provisioning::Thick, LUKS2, Some("remove encryption")),
-        ] {
-            assert_eq!(image.holds("fast", provisioning, encryption), Ok(()));
-            let refused = group.holds("fast", provisioning, encryption).err();
-            let message = refused.map(|why| {
-                assert_eq!(why.reason, Reason::NotInVolumeGroup);
-                why.message
-            });
-            match (message, expected) {
-                (Some(message), Some(part)) => {
-                    assert!(
-                        message.contains("pool fast") && message.contains(part),
-                        "{message}"
-                    );
-                }
-                (message, expected) => assert_eq!(message.as_deref(), expected),
-            }
+        for provisioning in [Provisioning::Thick, Provisioning::Thin] {
+            assert_eq!(image.holds("fast", provisioning), Ok(()));
         }
+        assert_eq!(group.holds("fast", Provisioning::Thick), Ok(()));
+        let refused = group.holds("fast", Provisioning::Thin).unwrap_err();
+        assert_eq!(refused.reason, Reason::NotInVolumeGroup);
+        assert!(
+            refused.message.contains("pool fast")
+                && refused.message.contains("provisioning: thick"),
+            "{refused}"
+        );
     }
 
     #[test]
@@ -126,8 +98,8 @@ mod tests {
         assert_eq!(refused.reason, Reason::NotInVolumeGroup);
         assert!(refused.message.contains("no snapshots"), "{refused}");
         assert!(node.copies("slow").is_ok() && node.copies("gone").is_ok());
-        assert!(node.holds("fast", Provisioning::Thin, None).is_err());
-        assert!(node.holds("slow", Provisioning::Thin, LUKS2).is_ok());
-        assert!(node.holds("gone", Provisioning::Thin, None).is_ok());
+        assert!(node.holds("fast", Provisioning::Thin).is_err());
+        assert!(node.holds("slow", Provisioning::Thin).is_ok());
+        assert!(node.holds("gone", Provisioning::Thin).is_ok());
     }
 }

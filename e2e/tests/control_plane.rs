@@ -103,7 +103,8 @@ async fn the_directory_of_a_pool_is_an_absolute_path_and_never_changes() {
 
 /// A StoragePool with this spec, on all nodes.
 fn pool_with(name: &str, mut spec: serde_json::Value) -> StoragePool {
-    spec["nodeSelector"] = json!({});
+    let fields = spec.as_object_mut().unwrap();
+    fields.insert("nodeSelector".to_owned(), json!({}));
     serde_json::from_value(json!({
         "apiVersion": "cistern.storage/v1alpha1",
         "kind": "StoragePool",

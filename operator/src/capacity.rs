@@ -195,7 +195,7 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
         let able = storage_node.filter(|node| encrypts(node));
         let kind = parameters.attributes.provisioning;
         let offered = |pool| {
-            let able = able.filter(|node| node.holds(pool, kind, parameters.encryption).is_ok());
+            let able = able.filter(|node| node.holds(pool, kind).is_ok());
             pool_for_new_volumes(pool, able, &registration).ok()
         };
         numbers(parameters.pools.iter().filter_map(offered), &parameters)

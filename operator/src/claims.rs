@@ -201,7 +201,7 @@ fn pool_problem(
     let provisioning = parameters.attributes.provisioning;
     if let Ok(declared) = &guard.0 {
         let source = &declared.spec.source;
-        if let Err(why) = source.holds(pool, provisioning, parameters.encryption) {
+        if let Err(why) = source.holds(pool, provisioning) {
             let why = why.message;
             return Some(Problem::VolumeGroup { pool: name, why });
         }
@@ -368,16 +368,6 @@ mod tests {
         let thick = json!({"pool": "group", "provisioning": "thick"});
         assert_eq!(problem(thick.clone()), None);
         assert_eq!(problem(json!({"pool": "image"})), None);
-        let encrypted = json!({"pool": "group", "provisioning": "thick", "encryption": "luks2",
-            "csi.storage.k8s.io/node-stage-secret-name": "key",
-            "csi.storage.k8s.io/node-stage-secret-namespace": "keys",
-            "csi.storage.k8s.io/node-expand-secret-name": "key",
-            "csi.storage.k8s.io/node-expand-secret-namespace": "keys"});
-        let encrypted = problem(encrypted).unwrap();
-        assert!(
-            encrypted.event().note.contains("remove encryption"),
-            "{encrypted:?}"
-        );
 
         // A VolumeAttributesClass changes what a claim requests.
         let thin = serde_json::from_value(json!({

@@ -151,7 +151,7 @@ fn desired(
     let empty = empty(pool, usable);
     let kind = parameters.attributes.provisioning;
     let source = &pool.spec.source;
-    let holds = source.holds(&pool.name_any(), kind, parameters.encryption);
+    let holds = source.holds(&pool.name_any(), kind);
     let offered = holds.is_ok().then_some(&empty);
     let (room, maximum) = numbers(offered.into_iter(), parameters);
     Some(object(class, pool, room, maximum))

@@ -180,6 +180,19 @@ pub(crate) fn wait_until_detached(
     }
 }
 
+/// Waits until no mapping of Cistern is over a base device, which goes away with its last user. Fails with `ResourceBusy` if
+/// it stays.
+pub(crate) fn wait_until_unmapped(system: &dyn System, number: DeviceNumber) -> io::Result<()> {
+    let found = until(
+        || system.mapping_over(number),
+        |found| !matches!(found, Ok(Some(_))),
+    );
+    match found? {
+        None => Ok(()),
+        Some(_) => Err(busy(&holders(system, number)?)),
+    }
+}
+
 /// The error of devices that stay attached because of their holders, or of a user that is unknown.
 fn busy(holders: &[Holder]) -> io::Error {
     let kind = io::ErrorKind::ResourceBusy;

@@ -9,7 +9,7 @@
 mod adopt;
 mod clone;
 mod conflict;
-mod encrypted;
+pub(crate) mod encrypted;
 mod error;
 mod grow;
 pub(crate) mod identity;

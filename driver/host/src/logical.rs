@@ -9,15 +9,18 @@
 //!
 //! *Invariants:* the group exists already. Only logical volumes with the name and the tags of Cistern are changed or removed;
 //! all others are counted and left alone. A volume appears whole or not at all: its tags say [`State::Making`] until
-//! each of its bytes reads zero and its filesystem is made, and until then it is no volume. A tool of LVM is never
+//! each of its bytes reads zero and its filesystem is made, and until then it is no volume. An encrypted one gets header and
+//! filesystem when it is staged for the first time. A tool of LVM is never
 //! killed: between two of its steps a device may be suspended.
 
 mod capacity;
 mod claim;
 mod command;
+mod encrypted;
 mod grow;
 mod inventory;
 mod make;
+mod making;
 mod remove;
 mod report;
 mod tags;

@@ -104,8 +104,6 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         volumes::Error::Placement(PlacementError::TooLarge { .. })
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
-        // The parameters of the class are wrong for its pools.
-        volumes::Error::Placement(PlacementError::NotInVolumeGroup { .. }) => Code::InvalidArgument,
         // INVALID_ARGUMENT is infeasible to external-resizer, which then waits for another class. A
         // pool that is full now may have room soon.
         volumes::Error::AttributesNotPossible { why, .. } => {
@@ -117,7 +115,9 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         }
         // Nothing was started, and the source may be ready soon.
         volumes::Error::Source(SourceError::NotReady { .. }) => Code::Unavailable,
-        volumes::Error::Source(SourceError::Unlike { .. }) => Code::InvalidArgument,
+        // The parameters of the class are wrong for its pools.
+        volumes::Error::Placement(PlacementError::NotInVolumeGroup { .. })
+        | volumes::Error::Source(SourceError::Unlike { .. }) => Code::InvalidArgument,
         // Also for lack of room: RESOURCE_EXHAUSTED would send the pod back to the scheduler, which
         // does not know the source and chooses the same node again, without a back-off.
         volumes::Error::Source(SourceError::NoRoom { .. } | SourceError::Refused { .. }) => {

@@ -98,7 +98,7 @@ fn in_volume_groups(class: &str, parameters: &Parameters, pools: &Sources) -> Op
     let kind = parameters.attributes.provisioning;
     let refused = parameters.pools.iter().filter_map(|pool| {
         let source = pools.get(pool)?.as_ref()?;
-        let holds = source.holds(pool, kind, parameters.encryption);
+        let holds = source.holds(pool, kind);
         holds.err().map(|why| why.message)
     });
     let refused: Vec<String> = refused.collect();

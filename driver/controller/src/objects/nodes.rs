@@ -6,9 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
-use cistern_crds::{
-    Encryption, Explanation, Provisioning, StorageNode, availability::available_pool,
-};
+use cistern_crds::{Explanation, Provisioning, StorageNode, availability::available_pool};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use parking_lot::RwLock;
@@ -80,11 +78,9 @@ impl Nodes {
         node: &str,
         pool: &str,
         provisioning: Provisioning,
-        encryption: Option<Encryption>,
     ) -> Result<(), Explanation> {
-        let holds = |node: Option<&StorageNode>| {
-            node.map_or(Ok(()), |it| it.holds(pool, provisioning, encryption))
-        };
+        let holds =
+            |node: Option<&StorageNode>| node.map_or(Ok(()), |it| it.holds(pool, provisioning));
         self.inspect(node, holds).unwrap_or(Ok(()))
     }
 
@@ -228,19 +224,17 @@ pub(crate) mod tests {
     fn what_a_volume_group_cannot_have_is_known_with_the_first_list() {
         let nodes = Nodes::new();
         let refusals = || {
-            let holds = |kind, encryption| nodes.holds("a", "fast", kind, encryption);
             [
                 nodes.copies("a", "fast"),
-                holds(Provisioning::Thin, None),
-                holds(Provisioning::Thick, Some(Encryption::Luks2)),
+                nodes.holds("a", "fast", Provisioning::Thin),
             ]
             .map(|it| it.map_err(|why| why.reason))
         };
-        assert_eq!(refusals(), [Ok(()); 3]);
+        assert_eq!(refusals(), [Ok(()); 2]);
         let group = node_of_volume_group("a", Bytes::gib(1));
         nodes.apply_event(Event::Apply(group), &mut Known::new());
-        assert_eq!(refusals(), [Err(Reason::NotInVolumeGroup); 3]);
-        let thick = nodes.holds("a", "fast", Provisioning::Thick, None);
+        assert_eq!(refusals(), [Err(Reason::NotInVolumeGroup); 2]);
+        let thick = nodes.holds("a", "fast", Provisioning::Thick);
         assert_eq!(thick, Ok(()));
         assert_eq!(nodes.copies("gone", "fast"), Ok(()));
     }

@@ -58,7 +58,7 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
         };
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
         let holds = |name: &&str| {
-            let held = node.holds(name, query.provisioning, query.encryption);
+            let held = node.holds(name, query.provisioning);
             held.is_ok()
         };
         for pool in declared
@@ -177,7 +177,9 @@ mod tests {
         group.status.get_or_insert_default().encryption = Some(NodeEncryption::default());
         let group = [Arc::new(group)];
         encrypted.provisioning = Provisioning::Thick;
-        assert_eq!(capacity(&encrypted, &group).available, Bytes::ZERO);
+        let header = Bytes::mib(16);
+        let encrypted_room = Bytes::gib(30).saturating_sub(header);
+        assert_eq!(capacity(&encrypted, &group).available, encrypted_room);
         encrypted.encryption = None;
         assert_eq!(capacity(&encrypted, &group).available, Bytes::gib(30));
 

@@ -90,7 +90,7 @@ impl Volumes {
         let nodes = self.objects.nodes();
         let kind = attributes.provisioning;
         nodes
-            .holds(&spec.node_name, &spec.pool_name, kind, spec.encryption)
+            .holds(&spec.node_name, &spec.pool_name, kind)
             .map_err(|why| Error::AttributesNotPossible {
                 volume: volume.name_any(),
                 attributes: Box::new(attributes),

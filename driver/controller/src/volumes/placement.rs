@@ -154,7 +154,7 @@ fn can_hold(wanted: &NewVolume, node: &StorageNode, pool: &str) -> Result<(), Ex
     if wanted.source.is_some() {
         source.copies(pool)?;
     }
-    source.holds(pool, wanted.attributes.provisioning, wanted.encryption)?;
+    source.holds(pool, wanted.attributes.provisioning)?;
     node.encrypts(wanted.encryption)
 }
 

@@ -12,7 +12,7 @@ use super::Engine;
 use crate::{
     base_device::BaseDevice,
     check::Checking,
-    encryption::{HeaderConflict, Unlock},
+    encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest, failed},
     logical::VolumeGroup,
@@ -112,9 +112,8 @@ impl Engine for VolumeGroup {
         Ok((device.into_file(), image))
     }
 
-    fn complete(&self, uid: &Uid, _: &str, _: Unlock<'_>) -> Result<(), Error> {
-        let (uid, why) = (uid.clone(), HeaderConflict::NotEncrypted);
-        Err(Error::EncryptionConflict { uid, why })
+    fn complete(&self, uid: &Uid, volume: &str, unlock: Unlock<'_>) -> Result<(), Error> {
+        self.complete_encrypted(uid, volume, unlock)
     }
 
     fn base(&self, data: BorrowedFd<'_>, uid: &Uid) -> Result<Option<BaseDevice>, Error> {

@@ -3,10 +3,12 @@
 mod complete;
 mod own;
 
-use cistern_types::FilesystemType;
+use std::os::fd::BorrowedFd;
 
-use super::Content;
-use crate::{encryption::EncryptionState, id::Uuid};
+use cistern_types::{Bytes, FilesystemType, MkfsOptions};
+
+use super::{Content, make::verify_made};
+use crate::{cause::Cause, encryption::EncryptionState, id::Uuid, mkfs, system::System};
 
 /// Returns what a clone has of an encrypted image with this content.
 pub(super) fn of_clone(state: EncryptionState, content: Content) -> (Content, EncryptionState) {
@@ -29,4 +31,19 @@ pub(super) fn of_clone(state: EncryptionState, content: Content) -> (Content, En
     };
     let uuid = Uuid::new_v4();
     (Content::Filesystem { filesystem, uuid }, state)
+}
+
+/// Makes the filesystem of a volume on a new mapping; none for a raw block volume.
+pub(crate) fn make_filesystem(
+    system: &dyn System,
+    mapping: BorrowedFd<'_>,
+    content: Content,
+    options: &MkfsOptions,
+) -> Result<(), Cause> {
+    let Content::Filesystem { filesystem, uuid } = content else {
+        return Ok(());
+    };
+    mkfs::mapping(system, mapping, filesystem, uuid, options)?;
+    let size = system.device_size(mapping)?;
+    verify_made(system, mapping, (filesystem, uuid), Bytes(size))
 }

@@ -1,35 +1,102 @@
 //! Growing the logical volume of a volume.
+//!
+//! A raw block volume shows its new part to its pod at once, so that has to read zero before. It gets the extents of another logical
+//! volume, which is zeroed and removed first.
+
+use std::io;
 
 use cistern_types::Bytes;
 
-use super::VolumeGroup;
+use super::{
+    VolumeGroup,
+    make::{ALLOCATION, zero},
+    making::Making,
+    report::SegmentRow,
+    volume::LogicalVolume,
+};
 use crate::{
+    cause::Cause,
+    command::Command,
     id::Uid,
     image::{Content, Error, Image},
+    progress,
+    system::OFlags,
 };
 
 impl VolumeGroup {
-    /// Grows a volume with a filesystem to at least this size. Does not change one that is large enough. The filesystem
-    /// grows when it is staged or expanded, and shows nothing of what was on the disks before. A raw block volume, which
-    /// would, does not grow. Fails if the volume is missing, or if the group lacks the space.
+    /// Grows a volume to at least this size. Does not change one that is large enough. A filesystem grows when it is staged
+    /// or expanded, and shows nothing of what was on the disks before. The new part of a raw block volume is zeroed first.
+    /// Fails if the volume is missing, or if the group lacks the space.
     pub fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
-        let system = &*self.system;
         let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
+        let size = size.saturating_add(volume.header());
         if volume.size < size {
-            let content = volume.identity.as_ref().map(|identity| identity.content);
-            if !matches!(content, Some(Content::Filesystem { .. })) {
-                let pool = self.to_string();
-                let what = "the expansion of raw block volumes";
-                return Err(Error::Unsupported { what, pool });
-            }
-            let command = self.lvm.command("lvextend");
-            let command = command.option("--extents", self.extents(size).to_string());
-            let grown = self.lvm.run(system, &command.operand(self.path_of(uid)));
+            let identity = volume.identity.as_ref();
+            // What is behind the header of an encrypted one reads as noise.
+            let shows_data = identity.is_none_or(|identity| {
+                identity.content == Content::Block && identity.encryption.is_none()
+            });
+            let grown = if shows_data {
+                self.extend_by_zeros(&volume, size)
+            } else {
+                self.extend(&volume, size, Vec::new())
+            };
             let more = size.saturating_sub(volume.size);
             grown.map_err(|source| {
                 self.no_space_or("extend the logical volume", (uid, more), source)
             })?;
         }
         self.volume(uid)?.ok_or_else(|| self.missing(uid))
+    }
+
+    /// Extends a logical volume, by these extents if there are any.
+    fn extend(
+        &self,
+        volume: &LogicalVolume,
+        size: Bytes,
+        extents: Vec<String>,
+    ) -> Result<(), Cause> {
+        let command = self.lvm.command("lvextend");
+        let command = command.option("--extents", self.extents(size).to_string());
+        let command = command.operand(self.path_of(&volume.uid));
+        let command = extents.into_iter().fold(command, Command::operand);
+        self.lvm.run(&*self.system, &command)?;
+        Ok(())
+    }
+
+    fn extend_by_zeros(&self, volume: &LogicalVolume, size: Bytes) -> Result<(), Cause> {
+        let system = &*self.system;
+        let uid: Uid = format!("{}-growth", volume.uid)
+            .parse()
+            .map_err(io::Error::other)?;
+        let _making = Making::begin(self.path_of(&uid));
+        // What an interrupted call has left.
+        let look = |growth: &Uid| self.find(growth).map_err(io::Error::other);
+        if look(&uid)?.is_some() {
+            self.remove_growth(&uid)?;
+        }
+        let more = self.extents(size).saturating_sub(self.extents(volume.size));
+        self.allocate_extents(&uid, volume.identity.as_ref(), more)?;
+        let growth = look(&uid)?.ok_or(io::ErrorKind::NotFound);
+        let growth = growth.map_err(io::Error::from)?;
+        let device = self.open_device(&growth, OFlags::RDWR)?;
+        zero(system, &device, growth.size, progress::UNSEEN)?;
+        system.sync(device.as_fd())?;
+        drop(device);
+        let name = self.path_of(&uid);
+        let rows: Vec<SegmentRow> = self.lvm.report(system, &name)?;
+        let ranges = rows.iter().flat_map(|row| row.ranges.split_whitespace());
+        let ranges = ranges.map(str::to_owned).collect();
+        // Nobody else gets the extents between the two commands.
+        let _alone = ALLOCATION.lock();
+        self.remove_growth(&uid)?;
+        self.extend(volume, size, ranges)
+    }
+
+    fn remove_growth(&self, uid: &Uid) -> Result<(), Cause> {
+        let command = self.lvm.command("lvremove").arg("--yes");
+        let command = command.operand(self.path_of(uid));
+        self.lvm.run(&*self.system, &command)?;
+        Ok(())
     }
 }

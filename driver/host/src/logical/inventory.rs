@@ -48,7 +48,7 @@ fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
     let volumes = volumes.map_err(claim::failed("list the volumes", name))?;
     let (made, making): (Vec<_>, Vec<_>) = volumes
         .into_iter()
-        .partition(|volume| volume.state == State::Made);
+        .partition(|volume| volume.state != State::Making);
     Ok(Some(Found {
         record,
         images: made.into_iter().map(LogicalVolume::into_image).collect(),

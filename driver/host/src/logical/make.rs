@@ -3,11 +3,13 @@
 use std::io;
 
 use cistern_types::Bytes;
+use parking_lot::Mutex;
 
-use super::{State, VolumeGroup, tags, volume::LogicalVolume};
+use super::{State, VolumeGroup, making::Making, tags, volume::LogicalVolume};
 use crate::{
     base_device::LogicalDevice,
     cause::Cause,
+    encryption::EncryptionState,
     id::{Uid, Uuid},
     image::{
         Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, failed,
@@ -18,6 +20,8 @@ use crate::{
     system::{MAPPING, OFlags, System},
 };
 
+/// Held while extents are allocated that others must not get.
+pub(super) static ALLOCATION: Mutex<()> = Mutex::new(());
 /// How much is zeroed between two reports of the progress.
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
@@ -30,8 +34,9 @@ impl VolumeGroup {
         let uid = &request.uid;
         self.refuse_unsupported(request)?;
         self.check()?;
+        let _making = Making::begin(self.path_of(uid));
         match self.find(uid)? {
-            Some(volume) if volume.state == State::Made => {}
+            Some(volume) if volume.state != State::Making => {}
             Some(volume) => {
                 self.refuse_in_use(&volume)?;
                 self.verify(&volume.clone().into_image(), request)?;
@@ -53,8 +58,6 @@ impl VolumeGroup {
         use cistern_types::Provisioning::Thick;
         let what = if request.source.is_some() {
             "clones and restored snapshots"
-        } else if request.encryption.is_some() {
-            "encrypted volumes"
         } else if request.provisioning != Thick {
             "thin volumes"
         } else {
@@ -84,9 +87,24 @@ impl VolumeGroup {
             content,
             provisioning: request.provisioning,
             source: None,
-            encryption: None,
+            encryption: request.encryption.map(|_| EncryptionState::Unformatted),
         };
-        let tags = tags::of_volume(&identity).map_err(failed("describe the volume", uid))?;
+        let size = request.size.saturating_add(identity.header());
+        let made = self.allocate_extents(uid, Some(&identity), self.extents(size));
+        made.map_err(|source| self.no_space_or("make the logical volume", (uid, size), source))
+    }
+
+    /// Makes a logical volume of this many extents, whose tags say that it is not whole.
+    pub(super) fn allocate_extents(
+        &self,
+        uid: &Uid,
+        identity: Option<&Identity>,
+        extents: u64,
+    ) -> Result<(), Cause> {
+        let tags = match identity {
+            Some(identity) => tags::of_volume(identity)?,
+            None => vec![State::Making.tag()],
+        };
         let command = self.lvm.command("lvcreate").arg("--yes");
         // LVM neither clears the beginning nor looks for signatures: all of it is zeroed next.
         let command = command
@@ -94,15 +112,14 @@ impl VolumeGroup {
             .option("--zero", "n");
         let mut command = command
             .option("--setautoactivation", "n")
-            .option("--extents", self.extents(request.size).to_string())
+            .option("--extents", extents.to_string())
             .option("--name", format!("{MAPPING}{uid}"));
         for tag in tags {
             command = command.option("--addtag", tag);
         }
-        let made = self.lvm.run(&*self.system, &command.operand(&self.name));
-        made.map(drop).map_err(|source| {
-            self.no_space_or("make the logical volume", (uid, request.size), source)
-        })
+        let _alone = ALLOCATION.lock();
+        self.lvm.run(&*self.system, &command.operand(&self.name))?;
+        Ok(())
     }
 
     /// Makes a logical volume whole. Its content is not known: an interrupted call may have begun.
@@ -123,7 +140,9 @@ impl VolumeGroup {
         let make = || -> Result<(), Cause> {
             let device = self.open_device(volume, OFlags::RDWR)?;
             zero(system, &device, volume.size, progress)?;
-            if let Content::Filesystem { filesystem, uuid } = identity.content {
+            if let Content::Filesystem { filesystem, uuid } = identity.content
+                && identity.encryption.is_none()
+            {
                 mkfs::mapping(
                     system,
                     device.as_fd(),
@@ -134,11 +153,7 @@ impl VolumeGroup {
                 verify_made(system, device.as_fd(), (filesystem, uuid), volume.size)?;
             }
             system.sync(device.as_fd())?;
-            let command = self.lvm.command("lvchange");
-            let command = command.option("--deltag", State::Making.tag());
-            let command = command.option("--addtag", State::Made.tag());
-            self.lvm.run(system, &command.operand(self.path_of(uid)))?;
-            Ok(())
+            self.retag(volume, &[State::Made.tag()], &[State::Making.tag()])
         };
         make().map_err(failed("make the content", uid))
     }
@@ -169,7 +184,7 @@ impl VolumeGroup {
 }
 
 /// Zeroes a device of this size. The caller syncs it.
-fn zero(
+pub(super) fn zero(
     system: &dyn System,
     device: &LogicalDevice,
     size: Bytes,

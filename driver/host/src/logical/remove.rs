@@ -1,6 +1,6 @@
 //! Removing volumes, and what an interrupted creation left.
 
-use super::{State, VolumeGroup, volume::LogicalVolume};
+use super::{State, VolumeGroup, making::Making, volume::LogicalVolume};
 use crate::{
     cause::Cause,
     id::Uid,
@@ -29,13 +29,15 @@ impl VolumeGroup {
         }
     }
 
-    /// Removes the volumes whose creation was interrupted, and returns their number. Call this before the first volume is
-    /// made: one that is being made is removed, too, unless its device is open. Fails if one cannot be removed.
+    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made. Fails if one
+    /// cannot be removed.
     pub fn sweep(&self) -> Result<usize, Error> {
         let mut removed = 0;
         for volume in self.logical_volumes()? {
-            let is_own = self.refuse_others(&volume).is_ok();
-            if volume.state == State::Making && !volume.is_open && is_own {
+            let is_left = volume.state == State::Making
+                && !volume.is_open
+                && !Making::includes(&self.path_of(&volume.uid));
+            if is_left && self.refuse_others(&volume).is_ok() {
                 self.remove_volume(&volume)?;
                 removed += 1;
             }

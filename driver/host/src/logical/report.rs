@@ -67,6 +67,20 @@ impl Report for VolumeRow {
     const LIST: &'static str = "lv";
 }
 
+/// A segment of a logical volume.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct SegmentRow {
+    /// Its extents, each range as `DEVICE:FIRST-LAST`, separated by spaces.
+    #[serde(rename = "seg_pe_ranges")]
+    pub(super) ranges: String,
+}
+
+impl Report for SegmentRow {
+    const VERB: &'static str = "lvs";
+    const FIELDS: &'static str = "seg_pe_ranges";
+    const LIST: &'static str = "seg";
+}
+
 #[derive(Deserialize)]
 struct Printed {
     report: Vec<BTreeMap<String, serde_json::Value>>,

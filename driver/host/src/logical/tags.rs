@@ -9,6 +9,7 @@ use std::{io, iter};
 use serde_json::{Map, Value};
 
 use crate::{
+    encryption::EncryptionState,
     image::Identity,
     pool::{Owner, PoolRecord},
 };
@@ -25,6 +26,8 @@ pub(super) enum State {
     Making,
     /// It is whole.
     Made,
+    /// It is whole, and gets the header of its encryption.
+    Formatting,
 }
 
 impl State {
@@ -33,8 +36,9 @@ impl State {
         let name = match self {
             Self::Making => "making",
             Self::Made => "made",
+            Self::Formatting => "formatting",
         };
-        format!("{PREFIX}state={name}")
+        format!("{PREFIX}progress={name}")
     }
 }
 
@@ -107,8 +111,15 @@ fn fields(tags: &str) -> impl Iterator<Item = (&str, &str)> {
         .filter_map(|tag| tag.strip_prefix(PREFIX)?.split_once('='))
 }
 
-/// The tags of a volume with this identity, which is not whole yet. Fails for an encrypted one, and for text that no tag
-/// holds.
+/// The tag of an encrypted volume that says what it has. Fails for a clone.
+pub(super) fn of_encryption(state: EncryptionState) -> io::Result<String> {
+    match serde_json::to_value(state)? {
+        Value::String(text) => tag("state", &text),
+        value => Err(io::Error::other(format!("no tag holds {value}"))),
+    }
+}
+
+/// The tags of a volume with this identity, which is not whole yet. Fails for text that no tag holds.
 pub(super) fn of_volume(identity: &Identity) -> io::Result<Vec<String>> {
     let Value::Object(fields) = serde_json::to_value(identity)? else {
         return Err(io::Error::other("an identity has fields"));
@@ -124,7 +135,7 @@ pub(super) fn of_volume(identity: &Identity) -> io::Result<Vec<String>> {
 pub(super) fn state(tags: &str) -> Option<State> {
     let mut tags = tags.split(',');
     tags.find_map(|tag| {
-        [State::Making, State::Made]
+        [State::Making, State::Made, State::Formatting]
             .into_iter()
             .find(|it| it.tag() == tag)
     })
@@ -133,7 +144,7 @@ pub(super) fn state(tags: &str) -> Option<State> {
 /// The identity in the tags of a volume; none if it is not whole.
 pub(super) fn identity(tags: &str) -> Option<Identity> {
     let fields: Map<String, Value> = fields(tags)
-        .filter(|(field, _)| *field != "state")
+        .filter(|(field, _)| *field != "progress")
         .map(|(field, value)| (field.to_owned(), value.into()))
         .collect();
     serde_json::from_value(fields.into()).ok()
@@ -158,6 +169,14 @@ mod tests {
         assert_eq!(identity(&printed), Some(made()));
         assert_eq!(state(&printed), Some(State::Making));
         assert_eq!(value(&printed, "uid"), Some("u-1"));
+        let encrypted = Identity {
+            encryption: Some(EncryptionState::Unformatted),
+            ..made()
+        };
+        let tags = of_volume(&encrypted).unwrap();
+        assert_eq!(identity(&tags.join(",")), Some(encrypted));
+        let unformatted = of_encryption(EncryptionState::Unformatted).unwrap();
+        assert!(tags.contains(&unformatted), "{tags:?}");
         let block = Identity {
             content: Content::Block,
             ..made()
@@ -197,7 +216,7 @@ mod tests {
             "",
             "backup",
             "cistern",
-            "cistern.state=half",
+            "cistern.progress=half",
             "cistern.volume=pvc-1",
         ] {
             assert_eq!((state(tags), identity(tags)), (None, None), "{tags}");

@@ -65,11 +65,17 @@ impl LogicalVolume {
         }))
     }
 
+    /// Returns the size of the header in front of the volume's data.
+    pub(super) fn header(&self) -> Bytes {
+        let identity = self.identity.as_ref();
+        identity.map_or(Bytes::ZERO, Identity::header)
+    }
+
     pub(super) fn into_image(self) -> Image {
         Image {
+            size: self.size.saturating_sub(self.header()),
             uid: self.uid,
             identity: self.identity,
-            size: self.size,
             allocated: self.size,
         }
     }
@@ -79,7 +85,7 @@ impl VolumeGroup {
     /// Lists the volumes of the pool. Fails if LVM cannot report them.
     pub fn volumes(&self) -> Result<Vec<Image>, super::Error> {
         let mut all = self.logical_volumes()?;
-        all.retain(|volume| volume.state == State::Made);
+        all.retain(|volume| volume.state != State::Making);
         Ok(all.into_iter().map(LogicalVolume::into_image).collect())
     }
 
@@ -102,7 +108,8 @@ impl VolumeGroup {
 
     /// Finds one volume that is whole.
     pub(super) fn made(&self, uid: &Uid) -> Result<Option<LogicalVolume>, Error> {
-        Ok(self.find(uid)?.filter(|volume| volume.state == State::Made))
+        let found = self.find(uid)?;
+        Ok(found.filter(|volume| volume.state != State::Making))
     }
 
     /// Opens the device of a volume, and activates it first if need be.
@@ -127,6 +134,25 @@ impl VolumeGroup {
     /// Returns how LVM names a volume: `group/volume`.
     pub(super) fn path_of(&self, uid: &Uid) -> String {
         format!("{}/{MAPPING}{uid}", self.name)
+    }
+
+    /// Changes the tags of a volume in one step.
+    pub(super) fn retag(
+        &self,
+        volume: &LogicalVolume,
+        add: &[String],
+        remove: &[String],
+    ) -> Result<(), Cause> {
+        let mut command = self.lvm.command("lvchange");
+        for tag in remove.iter().filter(|tag| !add.contains(tag)) {
+            command = command.option("--deltag", tag.as_str());
+        }
+        for tag in add {
+            command = command.option("--addtag", tag.as_str());
+        }
+        let command = command.operand(self.path_of(&volume.uid));
+        self.lvm.run(&*self.system, &command)?;
+        Ok(())
     }
 
     /// Fails if a volume is in use: its device is open or mounted, or is staged or published as a raw block volume, which

@@ -94,6 +94,8 @@ impl dyn Engine + '_ {
         self.check().map_err(image::Error::from)?;
         let (data, image) = self.own(request.image, request.volume)?;
         if image.encryption().is_some() {
+            // An open device counts as in use.
+            drop(data);
             return Ok(self.attach_encrypted(request)?.1);
         }
         if self
@@ -140,6 +142,8 @@ impl dyn Engine + '_ {
         let uid = request.image;
         let (data, image) = self.own(uid, request.volume)?;
         if image.encryption().is_some() {
+            // An open device counts as in use.
+            drop(data);
             return self.attach_encrypted(request);
         }
         let used = self.find_filesystem(data.as_fd(), &image, request)?;

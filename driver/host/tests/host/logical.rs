@@ -7,16 +7,18 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation, ImageRequest, Root, System,
+    EncryptionState, Expectation, ImageRequest, Root, System, Unlock, Uuid,
+    encryption::HeaderConflict,
     image::{Content, Error},
     logical::{self, Unfit, VolumeGroup},
     pool::{self, Owner, PoolClaim},
     system::{FailAt, Fault},
 };
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, Encryption, FilesystemType, MkfsOptions, Provisioning};
 
 use crate::{
     device::Disk,
+    encryption::keys,
     harness::{Machine, image_pool, must, request, root, run},
 };
 
@@ -35,13 +37,25 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(machine: &Machine, disks: usize) -> Self {
-        let disk = |index| {
-            let disk = Disk::of_size(machine, &format!("disk-{index}"), DISK);
+    /// A group on disks that had other data.
+    fn new(machine: &Machine, disks: usize) -> Self {
+        Self::on(machine, disks, |disk| {
             let remains = vec![REMAINS; 1 << 20];
             for offset in (0..DISK).step_by(remains.len()) {
                 disk.write(offset, &remains);
             }
+        })
+    }
+
+    /// A group on blank disks.
+    pub(crate) fn blank(machine: &Machine, disks: usize) -> Self {
+        Self::on(machine, disks, |_| {})
+    }
+
+    fn on(machine: &Machine, disks: usize, prepare: impl Fn(&Disk)) -> Self {
+        let disk = |index| {
+            let disk = Disk::of_size(machine, &format!("disk-{index}"), DISK);
+            prepare(&disk);
             disk
         };
         let name = machine.uid("group").to_string();
@@ -297,8 +311,8 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
         must(pool.grow(&files.uid, Bytes::mib(300))).size,
         Bytes::mib(340)
     );
-    let error = pool.grow(&raw.uid, Bytes::mib(64)).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let error = pool.grow(&raw.uid, Bytes::gib(2)).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     let error = pool.grow(&files.uid, Bytes::gib(2)).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     let large = ImageRequest {
@@ -371,7 +385,7 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
 #[ignore = "needs device-mapper, which the virtual machine has"]
 fn a_group_follows_its_pool_to_a_restored_cluster_and_by_a_grant_to_another_node() {
     let machine = Machine::new();
-    let group = Group::new(&machine, 1);
+    let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "kept");
     let made = must(pool.create(&request, UNSEEN));
@@ -464,6 +478,143 @@ fn r15_an_error_at_any_call_that_makes_or_removes_a_logical_volume_is_recovered_
         }
     }
     panic!("too many calls");
+}
+
+/// A raw block volume that is encrypted.
+fn encrypted(machine: &Machine, name: &str) -> ImageRequest {
+    ImageRequest {
+        encryption: Some(Encryption::Luks2),
+        ..block(machine, name)
+    }
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r2_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let (request, options) = (encrypted(&machine, "secret"), MkfsOptions::default());
+    let keys = keys(b'k');
+    let unlock = Unlock {
+        keys: &keys,
+        discard: false,
+        mkfs_options: &options,
+        extent_size: None,
+    };
+    let system = Arc::new(FailAt::new(
+        Arc::clone(&machine.system),
+        Fault::Error,
+        u64::MAX,
+    ));
+    let faulty = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let faulty = must(group.open_by(&faulty, Expectation::Made));
+    let complete = |by: &VolumeGroup| by.complete_encrypted(&request.uid, &request.volume, unlock);
+    let header = || {
+        let mut bytes = vec![0; 1 << 20];
+        open(&pool, &request).read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    for at in 1..100 {
+        let made = must(pool.create(&request, UNSEEN));
+        assert_eq!(made.encryption(), Some(EncryptionState::Unformatted));
+        assert_eq!(made.size, Bytes::mib(32));
+        system.fail_in(at);
+        let completed = complete(&faulty);
+        let is_over = !system.has_failed();
+        assert!(!is_over || completed.is_ok(), "{completed:?}");
+        let found = must(pool.volume(&request.uid)).unwrap();
+        let was_complete = found.encryption() == Some(EncryptionState::Complete);
+        let before = header();
+        must(complete(&pool));
+        let found = must(pool.volume(&request.uid)).unwrap();
+        assert_eq!(found.encryption(), Some(EncryptionState::Complete));
+        let after = header();
+        assert!(after.starts_with(b"LUKS"));
+        assert!(!was_complete || before == after, "formatted again at {at}");
+        must(complete(&pool));
+        assert_eq!(header(), after);
+        must(pool.remove(&request.uid));
+        if is_over {
+            assert!(at > 10, "{at} calls");
+            return;
+        }
+    }
+    panic!("too many calls");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn an_encrypted_volume_that_was_written_to_before_its_first_stage_is_not_formatted() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let (request, options) = (encrypted(&machine, "secret"), MkfsOptions::default());
+    let keys = keys(b'k');
+    let unlock = Unlock {
+        keys: &keys,
+        discard: false,
+        mkfs_options: &options,
+        extent_size: None,
+    };
+    must(pool.create(&request, UNSEEN));
+    let device = open(&pool, &request);
+    device.write_all_at(b"data", 8 << 20).unwrap();
+    device.sync_all().unwrap();
+    drop(device);
+    let error = pool
+        .complete_encrypted(&request.uid, &request.volume, unlock)
+        .unwrap_err();
+    let is_not_blank = matches!(
+        error,
+        Error::EncryptionConflict {
+            why: HeaderConflict::NotBlank,
+            ..
+        }
+    );
+    assert!(is_not_blank, "{error}");
+    let mut found = [0; 4];
+    open(&pool, &request)
+        .read_exact_at(&mut found, 8 << 20)
+        .unwrap();
+    assert_eq!(&found, b"data");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_that_is_not_active_is_activated_when_it_is_used() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "kept");
+    must(pool.create(&request, UNSEEN));
+    open(&pool, &request).write_all_at(b"data", 0).unwrap();
+    // As after a reboot: the host does not activate the volumes of Cistern.
+    let name = format!("{}/cistern-{}", group.name, request.uid);
+    group.lvm("lvchange", &["--activate", "n", &name]);
+    must(pool.check_unused(&request.uid));
+    let mut found = [0; 4];
+    open(&pool, &request).read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(&found, b"data");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_that_came_with_another_group_is_not_removed() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "merged");
+    must(pool.create(&request, UNSEEN));
+    let tag = |uuid| format!("cistern.poolUuid={uuid}");
+    let name = format!("{}/cistern-{}", group.name, request.uid);
+    let (own, other) = (tag(pool.pool_uuid()), tag(Uuid::new_v4()));
+    group.lvm("lvchange", &["--deltag", &own, "--addtag", &other, &name]);
+    let error = pool.remove(&request.uid).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    assert_eq!(group.names().len(), 1);
+    group.lvm("lvchange", &["--deltag", &other, "--addtag", &own, &name]);
+    must(pool.remove(&request.uid));
 }
 
 /// A pod could write the label of another group with the same name.

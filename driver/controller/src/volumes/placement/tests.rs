@@ -1,4 +1,4 @@
-use cistern_crds::{ConditionType, Encryption, Provisioning, SourceKind};
+use cistern_crds::{ConditionType, Provisioning, SourceKind};
 use proptest::{prelude::*, sample};
 
 use super::*;
@@ -127,16 +127,6 @@ fn a_volume_that_only_volume_groups_could_take_and_never_hold_is_told_what_to_ch
     );
     wanted.attributes.provisioning = Provisioning::Thick;
     assert_eq!(choose(&wanted, only, &[]).unwrap().node, "a");
-    wanted.encryption = Some(Encryption::Luks2);
-    let mut without = node("c", Bytes::gib(8), Bytes::gib(8));
-    without.spec.pools.clear();
-    let with_another = [Arc::clone(&group), Arc::new(without)];
-    let (is_final, message) = refused(&wanted, &with_another);
-    assert!(
-        is_final && message.contains("remove encryption"),
-        "{message}"
-    );
-    wanted.encryption = None;
     wanted.source = Some(SourceReference {
         kind: SourceKind::Volume,
         id: "pvc-1".into(),

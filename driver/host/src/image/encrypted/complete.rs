@@ -16,9 +16,9 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, MkfsOptions, Provisioning};
+use cistern_types::Provisioning;
 
-use super::own::Renewal;
+use super::{make_filesystem, own::Renewal};
 use crate::{
     allocation,
     attached::{Attached, wait_until_detached},
@@ -29,13 +29,12 @@ use crate::{
     },
     id::Uid,
     image::{
-        Content, Error, Identity, Image, describe, failed, make::verify_made, read::written_bytes,
+        Content, Error, Identity, Image, describe, failed, read::written_bytes,
         unfinished::Unfinished,
     },
-    loopdev, mkfs,
+    loopdev,
     pool::Pool,
     progress,
-    system::System,
 };
 
 impl Pool {
@@ -177,19 +176,4 @@ impl Pool {
             .and_then(|()| system.sync(self.images.as_fd()))
             .map_err(failed("replace the incomplete image", uid))
     }
-}
-
-/// Makes the filesystem of a volume on a new mapping; none for a raw block volume.
-fn make_filesystem(
-    system: &dyn System,
-    mapping: BorrowedFd<'_>,
-    content: Content,
-    options: &MkfsOptions,
-) -> Result<(), Cause> {
-    let Content::Filesystem { filesystem, uuid } = content else {
-        return Ok(());
-    };
-    mkfs::mapping(system, mapping, filesystem, uuid, options)?;
-    let size = system.device_size(mapping)?;
-    verify_made(system, mapping, (filesystem, uuid), Bytes(size))
 }

@@ -38,7 +38,7 @@ impl Fixture {
     /// A volume group.
     pub(super) fn logical_volumes() -> Self {
         let machine = Machine::new();
-        let group = Group::new(&machine, DISKS);
+        let group = Group::blank(&machine, DISKS);
         Self::new(machine, Some(group))
     }
 
@@ -68,7 +68,8 @@ impl Fixture {
         open(root, self.group.as_ref(), expectation)
     }
 
-    fn unlock(&self) -> Option<Unlock<'_>> {
+    /// What opens the volumes; none without encryption.
+    pub(super) fn volume_unlock(&self) -> Option<Unlock<'_>> {
         self.keys.as_ref().map(|keys| Unlock {
             keys,
             discard: false,
@@ -99,7 +100,7 @@ impl Fixture {
 
     pub(super) fn volume<'a>(&'a self, image: &'a Image) -> Volume<'a> {
         Volume {
-            unlock: self.unlock(),
+            unlock: self.volume_unlock(),
             ..Volume::new(image)
         }
     }
@@ -135,7 +136,7 @@ impl Fixture {
             image: &image.uid,
             volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
             size: image.size,
-            unlock: self.unlock(),
+            unlock: self.volume_unlock(),
             staging,
         })
     }

@@ -22,8 +22,15 @@ use crate::{
     health_volume::subject,
 };
 
+/// A size that an XFS has at least.
 const SIZE: Bytes = Bytes::mib(304);
-const GROWN: Bytes = Bytes::mib(340);
+/// The size of a volume with ext4.
+const SMALL: Bytes = Bytes::mib(48);
+/// The filesystems of volumes that grow, and their sizes.
+const FILESYSTEMS: [(FilesystemType, Bytes); 2] =
+    [(FilesystemType::Ext4, SMALL), (FilesystemType::Xfs, SIZE)];
+/// By how much volumes grow.
+const MORE: Bytes = Bytes::mib(36);
 /// How long an answer may take in the guest.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// What a pod writes.
@@ -47,12 +54,8 @@ fn blocks(folder: &Path) -> Bytes {
 
 pub(super) fn a_volume_keeps_its_data_from_pod_to_pod(pool: &Fixture) {
     let staging = pool.machine.staging("globalmount");
-    for filesystem in [
-        FilesystemType::Ext4,
-        FilesystemType::Xfs,
-        FilesystemType::Btrfs,
-    ] {
-        let image = pool.create(filesystem.as_str(), SIZE, Some(filesystem));
+    for (filesystem, size) in FILESYSTEMS {
+        let image = pool.create(filesystem.as_str(), size, Some(filesystem));
         write(&pool.start_pod(&image, &staging));
         // kubelet repeats its calls for a running pod.
         must(pool.stage(&image, &staging));
@@ -95,18 +98,19 @@ pub(super) fn a_volume_grows_while_a_pod_uses_it(pool: &Fixture) {
     let target = pool.start_pod(&image, &staging);
     write(&target);
     let before = blocks(&target);
-    let grown = must(pool.engine.grow(&image.uid, GROWN));
-    assert_eq!(grown.size, GROWN);
+    let wanted = SIZE.saturating_add(MORE);
+    let grown = must(pool.engine.grow(&image.uid, wanted));
+    assert_eq!(grown.size, wanted);
     for _ in 0..2 {
         let size = must(pool.engine.expand(&ExpandRequest {
             image: &image.uid,
             filesystem: Some(FilesystemType::Xfs),
             path: &target,
-            required: GROWN,
+            required: wanted,
             limit: None,
             keys: pool.volume(&image).unlock.map(|unlock| unlock.keys),
         }));
-        assert_eq!(size, GROWN);
+        assert_eq!(size, wanted);
         assert!(blocks(&target) > before.saturating_add(Bytes::mib(30)));
     }
     has_data(&target);
@@ -115,19 +119,55 @@ pub(super) fn a_volume_grows_while_a_pod_uses_it(pool: &Fixture) {
 
 pub(super) fn a_volume_that_has_grown_is_staged_at_its_new_size(pool: &Fixture) {
     let staging = pool.machine.staging("globalmount");
-    for filesystem in [FilesystemType::Ext4, FilesystemType::Xfs] {
-        let image = pool.create(filesystem.as_str(), SIZE, Some(filesystem));
+    for (filesystem, size) in FILESYSTEMS {
+        let image = pool.create(filesystem.as_str(), size, Some(filesystem));
         let target = pool.start_pod(&image, &staging);
         write(&target);
         let before = blocks(&target);
         pool.end_pod(&image, &staging);
-        must(pool.engine.grow(&image.uid, GROWN));
+        must(pool.engine.grow(&image.uid, size.saturating_add(MORE)));
         let target = pool.start_pod(&image, &staging);
         assert!(blocks(&target) > before.saturating_add(Bytes::mib(30)));
         has_data(&target);
         pool.end_pod(&image, &staging);
         must(pool.engine.remove(&image.uid));
     }
+}
+
+pub(super) fn a_raw_block_volume_grows_and_its_new_part_reads_zero(pool: &Fixture) {
+    let (staging, size) = (pool.machine.staging("globalmount"), Bytes::mib(32));
+    let image = pool.create("raw", size, None);
+    let target = pool.start_block_pod(&image, &staging);
+    let device = File::options().write(true).open(&target).unwrap();
+    device.write_all_at(DATA, 4096).unwrap();
+    device.sync_all().unwrap();
+    drop(device);
+    let grown = must(pool.engine.grow(&image.uid, Bytes::mib(64)));
+    assert_eq!(grown.size, Bytes::mib(64));
+    let unlock = pool.volume_unlock();
+    let expanded = must(pool.engine.expand(&ExpandRequest {
+        image: &image.uid,
+        filesystem: None,
+        path: &target,
+        required: grown.size,
+        limit: None,
+        keys: unlock.map(|unlock| unlock.keys),
+    }));
+    assert_eq!(expanded, grown.size);
+    let mut bytes = vec![1; usize::try_from(grown.size.0).unwrap()];
+    File::open(&target)
+        .unwrap()
+        .read_exact_at(&mut bytes, 0)
+        .unwrap();
+    assert_eq!(bytes[4096..4096 + DATA.len()], *DATA);
+    // What an encrypted volume has never written reads as noise.
+    if unlock.is_none() {
+        let part = usize::try_from(size.0).unwrap();
+        assert!(bytes[part..].iter().all(|byte| *byte == 0));
+    }
+    pool.end_pod(&image, &staging);
+    must(pool.engine.remove(&image.uid));
+    assert_eq!(must(pool.engine.volumes()), []);
 }
 
 pub(super) fn a_volume_in_use_is_not_removed(pool: &Fixture) {
@@ -140,7 +180,7 @@ pub(super) fn a_volume_in_use_is_not_removed(pool: &Fixture) {
         }
     };
     let staging = pool.machine.staging("globalmount");
-    let image = pool.create("files", SIZE, Some(FilesystemType::Ext4));
+    let image = pool.create("files", SMALL, Some(FilesystemType::Ext4));
     write(&pool.start_pod(&image, &staging));
     is_in_use(&image);
     pool.end_pod(&image, &staging);
@@ -159,7 +199,7 @@ pub(super) fn a_volume_in_use_is_not_removed(pool: &Fixture) {
 
 pub(super) fn the_volume_of_another_object_is_refused(pool: &Fixture) {
     let staging = pool.machine.staging("globalmount");
-    let image = pool.create("own", SIZE, Some(FilesystemType::Ext4));
+    let image = pool.create("own", SMALL, Some(FilesystemType::Ext4));
     // An encrypted volume has its filesystem from then on.
     pool.start_pod(&image, &staging);
     pool.end_pod(&image, &staging);
@@ -178,7 +218,7 @@ pub(super) fn the_volume_of_another_object_is_refused(pool: &Fixture) {
     let error = refused(other);
     assert!(matches!(error, Error::FilesystemConflict { .. }), "{error}");
     let mut larger = own();
-    larger.size = GROWN;
+    larger.size = SIZE;
     let error = refused(larger);
     assert!(matches!(error, Error::FilesystemConflict { .. }), "{error}");
     let missing = pool.machine.uid("missing");
@@ -191,7 +231,7 @@ pub(super) fn the_volume_of_another_object_is_refused(pool: &Fixture) {
 
 pub(super) fn a_volume_reports_its_space_its_io_and_no_troubles(pool: &Fixture) {
     let (root, staging) = (pool.machine.root(), pool.machine.staging("globalmount"));
-    let image = pool.create("files", SIZE, Some(FilesystemType::Xfs));
+    let image = pool.create("files", SMALL, Some(FilesystemType::Ext4));
     let target = pool.start_pod(&image, &staging);
     write(&target);
     for path in [&staging, &target] {
@@ -199,7 +239,7 @@ pub(super) fn a_volume_reports_its_space_its_io_and_no_troubles(pool: &Fixture) 
         let VolumeStatistics::Filesystem(found) = found else {
             panic!("{found:?}");
         };
-        assert!(found.total > Bytes::mib(200) && found.available < found.total);
+        assert!(found.total > Bytes::mib(30) && found.available < found.total);
     }
     let io = must(root.volume_io());
     let io = io.iter().find(|io| io.image == image.uid).expect("its I/O");
@@ -220,7 +260,7 @@ pub(super) fn a_volume_reports_its_space_its_io_and_no_troubles(pool: &Fixture) 
 
 pub(super) fn r15_an_error_at_any_call_of_a_stage_is_recovered_by_the_next_attempt(pool: &Fixture) {
     let staging = pool.machine.staging("globalmount");
-    let image = pool.create("files", SIZE, Some(FilesystemType::Ext4));
+    let image = pool.create("files", SMALL, Some(FilesystemType::Ext4));
     write(&pool.start_pod(&image, &staging));
     pool.end_pod(&image, &staging);
     let system = Arc::new(FailAt::new(
