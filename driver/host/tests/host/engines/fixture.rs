@@ -162,6 +162,12 @@ impl Fixture {
         self.is_unused(image);
     }
 
+    /// Which calls a walk of faults takes: each, but a sample of a stage that takes seconds. Every call of a first stage, which
+    /// formats, has walks of its own.
+    pub(super) fn stride(&self) -> usize {
+        if self.keys.is_some() { 5 } else { 1 }
+    }
+
     pub(super) fn is_unused(&self, image: &Image) {
         eventually("the end of the use", || {
             self.engine.check_unused(&image.uid).is_ok()

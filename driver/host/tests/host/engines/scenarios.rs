@@ -270,7 +270,7 @@ pub(super) fn r15_an_error_at_any_call_of_a_stage_is_recovered_by_the_next_attem
     ));
     let faulty = root(&pool.machine.folder, Arc::clone(&system) as Arc<dyn System>);
     let engine = pool.open_by(&faulty);
-    for at in 1..200 {
+    for at in (1..300).step_by(pool.stride()) {
         system.fail_in(at);
         let staged = pool.stage_by(&*engine, &image, &staging);
         let is_over = !system.has_failed();
