@@ -11,12 +11,13 @@ use super::{
     tags,
 };
 use crate::{
+    attached::Attached,
     base_device::LogicalDevice,
     cause::Cause,
     device_nodes,
     id::Uid,
     image::{Error, Identity, Image, ImageUse, failed},
-    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
+    system::{LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
 };
 
 /// A logical volume of Cistern, whole or not.
@@ -156,23 +157,56 @@ impl VolumeGroup {
     }
 
     /// Fails if a volume is in use: its device is open or mounted, or is staged or published as a raw block volume, which
-    /// does not open it.
+    /// does not open it. Removes a mapping that an interrupted call has left.
     pub(super) fn refuse_in_use(&self, volume: &LogicalVolume) -> Result<(), Error> {
-        let system = &*self.system;
-        let find = || -> io::Result<(bool, Option<DeviceNumber>)> {
-            let device = device_of(system, volume)?.map(|device| device.number);
-            let nodes = device.map(|number| device_nodes::nodes_of(system, number));
-            let has_nodes = nodes.transpose()?.is_some_and(|nodes| !nodes.is_empty());
-            Ok((volume.is_open || has_nodes, device))
-        };
         let uid = &volume.uid;
-        match find().map_err(failed("find what uses the device", uid))? {
-            (false, _) => Ok(()),
-            (true, device) => {
-                let by = device.map_or(ImageUse::Locked, |device| ImageUse::Mapped { device });
+        let find = |volume: &LogicalVolume| self.use_of(volume);
+        if find(volume)
+            .map_err(failed("find what uses the device", uid))?
+            .is_none()
+        {
+            return Ok(());
+        }
+        self.detach_idle(volume)
+            .map_err(failed("detach the idle device", uid))?;
+        let Some(volume) = self.find(uid)? else {
+            return Ok(());
+        };
+        match find(&volume).map_err(failed("find what uses the device", uid))? {
+            None => Ok(()),
+            Some(by) => {
                 let uid = uid.clone();
                 Err(Error::InUse { uid, by })
             }
+        }
+    }
+
+    /// What uses a volume; none if nothing does.
+    fn use_of(&self, volume: &LogicalVolume) -> io::Result<Option<ImageUse>> {
+        let system = &*self.system;
+        let Some(device) = device_of(system, volume)? else {
+            return Ok(None);
+        };
+        let device = device.number;
+        let is_used = volume.is_open || !device_nodes::nodes_of(system, device)?.is_empty();
+        Ok(is_used.then_some(ImageUse::Mapped { device }))
+    }
+
+    /// Removes the mapping of a volume that is not at any path. One that is mounted, or that a pod has open, stays until then.
+    fn detach_idle(&self, volume: &LogicalVolume) -> Result<(), Cause> {
+        let system = &*self.system;
+        let Some(device) = device_of(system, volume)? else {
+            return Ok(());
+        };
+        let attached = Attached::open(system, device.number, &volume.uid)?;
+        match attached {
+            Some(attached)
+                if attached.is_mapped()
+                    && device_nodes::nodes_of(system, device.number)?.is_empty() =>
+            {
+                attached.detach(system)
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
