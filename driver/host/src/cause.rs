@@ -34,6 +34,11 @@ impl Cause {
         matches!(self, Self::Command(command::Error::Failed { .. }))
     }
 
+    /// Whether a tool ran, failed, and said this.
+    pub(crate) fn says(&self, text: &str) -> bool {
+        matches!(self, Self::Command(command::Error::Failed { stderr, .. }) if stderr.contains(text))
+    }
+
     fn is(&self, kind: io::ErrorKind) -> bool {
         matches!(self, Self::Io(error) if error.kind() == kind)
     }

@@ -35,7 +35,7 @@ pub use self::{
 };
 
 /// Exists if the kernel has device-mapper.
-const DEVICE_MAPPER: &str = "/sys/class/misc/device-mapper";
+pub(crate) const DEVICE_MAPPER: &str = "/sys/class/misc/device-mapper";
 
 /// Size of the header at the start of an encrypted image, in which LUKS2 keeps its metadata and keyslots.
 pub const HEADER: Bytes = Encryption::HEADER;

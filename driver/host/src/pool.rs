@@ -45,7 +45,7 @@ pub use self::{
     candidate::{Candidate, Unusable},
     conflict::{Conflict, DirectoryFault, HostFault, NotMounted},
     error::Error,
-    group::{GroupError, Unfit},
+    group::{GroupError, GroupUnavailable, Unfit},
     owner::{ForeignMarker, Owner},
     record::PoolClaim,
     replaced::ReplacedDisk,

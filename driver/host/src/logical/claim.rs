@@ -9,14 +9,16 @@ use cistern_types::Bytes;
 
 use super::{
     Error, Unfit, VolumeGroup,
-    command::Lvm,
+    command::{Lvm, PROGRAM},
     report::{GroupRow, number},
     tags,
 };
 use crate::{
     cause::Cause,
+    command,
+    encryption::DEVICE_MAPPER,
     id::Uuid,
-    pool::{self, Expectation, PoolClaim, PoolRecord},
+    pool::{self, Expectation, GroupUnavailable, PoolClaim, PoolRecord},
     root::Root,
     system::System,
 };
@@ -39,7 +41,7 @@ impl VolumeGroup {
             return Err(unfit(name, Unfit::LongName).into());
         }
         let system = Arc::clone(&root.system);
-        let lvm = Lvm::new(root).map_err(|error| failed("list the devices", name)(error.into()))?;
+        let lvm = lvm(root, name)?;
         let row = read(&*system, &lvm, name)?;
         let found = record_of(&row, name)?;
         let record = expected(found.as_ref(), name, claim, expectation)?;
@@ -121,10 +123,37 @@ impl VolumeGroup {
     }
 }
 
+/// How to call LVM for a group. Fails if the node lacks LVM or device-mapper.
+pub(super) fn lvm(root: &Root, name: &str) -> Result<Lvm, Error> {
+    availability().map_err(|why| {
+        let group = name.to_owned();
+        Error::Unavailable { group, why }
+    })?;
+    Lvm::new(root).map_err(|error| failed("list the devices", name)(error.into()))
+}
+
+/// Checks whether this node can have volume groups. Looks at files only.
+fn availability() -> Result<(), GroupUnavailable> {
+    if !command::is_installed(PROGRAM) {
+        return Err(GroupUnavailable::Tool);
+    }
+    if !Path::new(DEVICE_MAPPER).exists() {
+        return Err(GroupUnavailable::DeviceMapper);
+    }
+    Ok(())
+}
+
 /// Reads the state of the group of this name, which can be changed on this machine.
 pub(super) fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
-    let rows = lvm.report(system, name);
-    let row = one(rows.map_err(failed("read the state", name))?, name)?;
+    let rows = lvm.report(system, name).map_err(|cause| {
+        // LVM has one exit code for all failures.
+        if cause.says(&format!("Volume group \"{name}\" not found")) {
+            let group = name.to_owned();
+            return Error::Missing { group };
+        }
+        failed("read the state", name)(cause)
+    });
+    let row = one(rows?, name)?;
     refuse(&row, name)?;
     Ok(row)
 }

@@ -22,6 +22,8 @@ use crate::{
     system::{LOGICAL_VOLUME, MAPPING, MAPPING_UUID, OFlags, System},
 };
 
+/// The program of all commands.
+pub(super) const PROGRAM: &str = "lvm";
 /// How long to wait for a command, of which each waits for the one before it on the same machine.
 const DEADLINE: Duration = Duration::from_secs(50);
 /// Some hundred bytes for each of some thousand volumes.
@@ -73,7 +75,7 @@ impl Lvm {
 
     /// A command without its arguments.
     pub(super) fn command(&self, verb: &'static str) -> Command {
-        Command::new("lvm", DEADLINE)
+        Command::new(PROGRAM, DEADLINE)
             .never_killed()
             .keeping(OUTPUT)
             .arg(verb)

@@ -1,6 +1,6 @@
 //! What a volume group has, as the comparison of a node with its custom resources needs it.
 
-use super::{Error, State, claim, command::Lvm, volume::LogicalVolume};
+use super::{Error, State, claim, volume::LogicalVolume};
 use crate::{id::Uid, image::Image, inventory::PoolInventory, pool::PoolRecord, root::Root};
 
 impl Root {
@@ -38,8 +38,7 @@ struct Found {
 /// Reads a group; none if it is no pool.
 fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
     let system = &*root.system;
-    let lvm = Lvm::new(root);
-    let lvm = lvm.map_err(|error| claim::failed("list the devices", name)(error.into()))?;
+    let lvm = claim::lvm(root, name)?;
     let row = claim::read(system, &lvm, name)?;
     let Some(record) = claim::record_of(&row, name)? else {
         return Ok(None);

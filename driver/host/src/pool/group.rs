@@ -5,6 +5,14 @@ use crate::cause::Cause;
 /// Why a volume group cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
+    /// The node lacks what every group needs.
+    #[error("volume group {group} cannot be used: {why}")]
+    Unavailable {
+        /// Name of the group.
+        group: String,
+        /// What the node lacks.
+        why: GroupUnavailable,
+    },
     /// No group has this name.
     #[error("no volume group {group} is on this node")]
     Missing {
@@ -40,6 +48,17 @@ pub enum GroupError {
         #[source]
         source: Cause,
     },
+}
+
+/// What a node lacks for volume groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GroupUnavailable {
+    /// The program of LVM is missing.
+    #[error("lvm is not installed: install the package lvm2")]
+    Tool,
+    /// The kernel shows no device-mapper.
+    #[error("the kernel of the node has no device-mapper: load its modules (modprobe dm_mod)")]
+    DeviceMapper,
 }
 
 /// What keeps a volume group from being a pool.

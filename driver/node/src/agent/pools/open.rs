@@ -218,7 +218,8 @@ impl Error {
                 pool::Error::HostFilesystemUnfit { .. } => Reason::HostFilesystemUnfit,
                 pool::Error::DirectoryNotAllowed { .. } => Reason::DirectoryNotAllowed,
                 pool::Error::DirectoryUnusable { .. } => Reason::DirectoryUnusable,
-                pool::Error::Failed { .. } | pool::Error::Group(GroupError::Failed { .. }) => {
+                pool::Error::Failed { .. }
+                | pool::Error::Group(GroupError::Failed { .. } | GroupError::Unavailable { .. }) => {
                     Reason::PoolFailed
                 }
             },
