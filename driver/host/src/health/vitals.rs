@@ -67,7 +67,8 @@ impl dyn Engine {
 /// Probes a pool without a filesystem of its own, to which nothing can be written.
 fn probe_sizes(pool: &dyn Engine) -> PoolVitals {
     let mut vitals = PoolVitals::default();
-    match pool.check().and_then(|()| pool.statistics()) {
+    // This verifies, too, that it is still the pool.
+    match pool.statistics() {
         Ok(numbers) => vitals.fill = Some(Fill::of(&numbers)),
         Err(error) => vitals.troubles.push(error.into()),
     }

@@ -114,7 +114,10 @@ impl Attachments {
                     path: mount.mount_point.clone(),
                 });
             }
-            troubles.extend(missing_mount(volume, &mounts));
+            // A logical volume stays active when it is unstaged.
+            if device.volume.path.is_some() || !mounts.is_empty() {
+                troubles.extend(missing_mount(volume, &mounts));
+            }
             troubles.extend(examine_filesystem(
                 system,
                 volume.content,
