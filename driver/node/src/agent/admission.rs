@@ -85,16 +85,18 @@ impl Admission {
             }
             None => (ReservationKind::New, Bytes::ZERO),
         };
-        let size = volume.spec.size.max(on_disk);
+        let size = desired_size(volume, pool).max(on_disk);
         self.reserve(volume, pool, Reservation::for_volume(volume, size), kind)?;
         Ok(size)
     }
 
-    /// Reserves the bytes to which a volume grows. Fails with the reason of the refusal.
-    pub fn growth(&self, volume: &PoolVolume, pool: &PoolState) -> Result<(), Explanation> {
+    /// Reserves and returns the bytes to which a volume grows. Fails with the reason of the refusal.
+    pub fn growth(&self, volume: &PoolVolume, pool: &PoolState) -> Result<Bytes, Explanation> {
         let held = volume.reserved().unwrap_or_default();
-        let wanted = Reservation::for_volume(volume, volume.spec.size);
-        self.reserve(volume, pool, wanted, ReservationKind::Growth { held })
+        let size = desired_size(volume, pool);
+        let wanted = Reservation::for_volume(volume, size);
+        self.reserve(volume, pool, wanted, ReservationKind::Growth { held })?;
+        Ok(size)
     }
 
     /// Reserves the bytes of a volume with the attributes of its spec. Fails with the reason of the
@@ -283,6 +285,13 @@ fn ledger_of(
     let reservations = reservations.into_iter().chain(pending.into_values());
     let limits = Limits::new(empty, supported(pool), &pool.spec);
     Ledger::new(limits, reservations, unclaimed)
+}
+
+/// The size that a volume will have. Logical volumes have whole extents, with the header.
+fn desired_size(volume: &PoolVolume, pool: &PoolState) -> Bytes {
+    let header = volume.header();
+    let whole = supported(pool).taken(volume.spec.size.saturating_add(header));
+    whole.saturating_sub(header)
 }
 
 /// What volumes a pool holds. The size of an extent matters only while the pool can be used.

@@ -47,6 +47,19 @@ pub enum Supported {
     },
 }
 
+impl Supported {
+    /// What a volume of this size takes.
+    pub fn taken(self, size: Bytes) -> Bytes {
+        match self {
+            Self::Images => size,
+            Self::LogicalVolumes { extent } => {
+                let extent = extent.0.max(1);
+                Bytes(size.0.div_ceil(extent).saturating_mul(extent))
+            }
+        }
+    }
+}
+
 impl Limits {
     /// The limits of a pool that had `empty` bytes free when it was made or grown.
     pub fn new(empty: Bytes, supported: Supported, pool: &cistern_crds::NodePool) -> Self {
@@ -67,13 +80,7 @@ impl Limits {
 
     /// What a volume of this size takes.
     fn taken(&self, size: Bytes) -> Bytes {
-        match self.supported {
-            Supported::Images => size,
-            Supported::LogicalVolumes { extent } => {
-                let extent = extent.0.max(1);
-                Bytes(size.0.div_ceil(extent).saturating_mul(extent))
-            }
-        }
+        self.supported.taken(size)
     }
 }
 

@@ -21,11 +21,13 @@ impl Reconciliation<'_, PoolVolume> {
             // The pool may be usable again in a moment, and the growth waits.
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
-        if let Err(why) = self.agent.admission.growth(self.object, &pool_state) {
-            let refused = VolumeOutcome::Own(Own::GrowthRefused(why));
-            return self.refuse(refused).await;
-        }
-        let size = self.object.spec.size;
+        let size = match self.agent.admission.growth(self.object, &pool_state) {
+            Ok(size) => size,
+            Err(why) => {
+                let refused = VolumeOutcome::Own(Own::GrowthRefused(why));
+                return self.refuse(refused).await;
+            }
+        };
         let admission = VolumeOutcome::Own(Own::GrowthAdmitted { size });
         Box::pin(self.prepare_admitted(&admission, VolumeStep::Grow)).await
     }
