@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Explanation, PoolVolume, Provisioning, Reason};
+use cistern_crds::{Bytes, Explanation, NodePool, PoolVolume, Provisioning, Reason};
 use kube::runtime::controller::Action;
 
 use super::status::{Own, VolumeOutcome};
@@ -35,7 +35,11 @@ impl Reconciliation<'_, PoolVolume> {
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
         let attributes = self.object.spec.attributes;
-        let refusal = match admission::check_limits(&attributes.io_limits, &pool_state) {
+        let NodePool { name, source, .. } = &pool_state.spec;
+        let held = source.holds(name, attributes.provisioning);
+        let checked =
+            held.and_then(|()| admission::check_limits(&attributes.io_limits, &pool_state));
+        let refusal = match checked {
             Err(why) => Some(Own::AttributesRefused(why)),
             Ok(()) if attributes.provisioning == Provisioning::Thick && !self.is_thick() => {
                 self.reserve_thick(&pool_state, &usable).await?
