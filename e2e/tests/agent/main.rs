@@ -32,6 +32,7 @@ mod size;
 mod snapshots;
 mod takeover;
 mod transfers;
+mod volume_group;
 
 use std::{
     path::{Path, PathBuf},
