@@ -13,7 +13,7 @@ impl Pool {
     /// ([`Error::NoSpace`]). Fails if the image is missing or is that of a snapshot, or if it would
     /// have to grow and is closing for a move.
     ///
-    /// A pod that uses the volume sees the new size only after [`Pool::expand`].
+    /// A pod that uses the volume sees the new size only after the volume is expanded.
     pub fn grow_image(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
         self.check()?;
         let system = &*self.system;
