@@ -160,8 +160,8 @@ pub(super) fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRo
 
 /// Whether device-mapper has room for the names of volumes in a group of this name.
 fn has_room_for_volumes(name: &str) -> bool {
-    // GROUP-cistern--UID, in which each hyphen of a name is written twice, and a UUID has four.
-    let of_volume = 1 + "cistern--".len() + 36 + 4;
+    // GROUP-cistern--UID--growth, in which each hyphen of a name is written twice, and a UUID has four.
+    let of_volume = 1 + "cistern--".len() + 36 + 4 + "--growth".len();
     let hyphens = name.matches('-').count();
     name.len() + hyphens + of_volume <= LONGEST_MAPPING
 }
@@ -302,9 +302,9 @@ mod tests {
 
     #[test]
     fn a_group_whose_name_leaves_no_room_for_those_of_volumes_is_refused() {
-        assert!(has_room_for_volumes(&"v".repeat(77)));
-        assert!(!has_room_for_volumes(&"v".repeat(78)));
-        assert!(!has_room_for_volumes(&format!("{}-", "v".repeat(76))));
+        assert!(has_room_for_volumes(&"v".repeat(69)));
+        assert!(!has_room_for_volumes(&"v".repeat(70)));
+        assert!(!has_room_for_volumes(&format!("{}-", "v".repeat(68))));
     }
 
     #[test]

@@ -86,7 +86,12 @@ impl VolumeGroup {
         let name = self.path_of(&uid);
         let rows: Vec<SegmentRow> = self.lvm.report(system, &name)?;
         let ranges = rows.iter().flat_map(|row| row.ranges.split_whitespace());
-        let ranges = ranges.map(str::to_owned).collect();
+        let ranges: Vec<String> = ranges.map(str::to_owned).collect();
+        // Without them the volume would get extents with the data of others.
+        if count(&ranges) != Some(more) {
+            let text = format!("LVM reports the extents {ranges:?} and not {more}");
+            return Err(io::Error::other(text).into());
+        }
         // Nobody else gets the extents between the two commands.
         let _alone = ALLOCATION.lock();
         self.remove_growth(&uid)?;
@@ -98,5 +103,33 @@ impl VolumeGroup {
         let command = command.operand(self.path_of(uid));
         self.lvm.run(&*self.system, &command)?;
         Ok(())
+    }
+}
+
+/// How many extents these ranges have, each `DEVICE:FIRST-LAST`; none if one is something else.
+fn count(ranges: &[String]) -> Option<u64> {
+    ranges.iter().try_fold(0_u64, |sum, range| {
+        let (_, extents) = range.rsplit_once(':')?;
+        let (first, last) = extents.split_once('-')?;
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extents_of_ranges_are_counted_and_anything_else_is_no_count() {
+        let counted = |ranges: &[&str]| {
+            let ranges: Vec<String> = ranges.iter().map(|range| (*range).to_owned()).collect();
+            count(&ranges)
+        };
+        assert_eq!(counted(&["/dev/sda:0-9", "/dev/a:b:5-5"]), Some(11));
+        assert_eq!(counted(&[]), Some(0));
+        for other in ["", "/dev/sda", "/dev/sda:5", "/dev/sda:9-5", "/dev/sda:a-b"] {
+            assert_eq!(counted(&["/dev/sda:0-9", other]), None, "{other}");
+        }
     }
 }

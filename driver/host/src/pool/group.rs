@@ -88,7 +88,7 @@ pub enum Unfit {
     #[error("{0} volumes of the pool remain in it: delete them first")]
     VolumesRemain(usize),
     /// Its name leaves no room for the names of volumes.
-    #[error("its name is too long: it may have 77 characters, and each hyphen counts twice")]
+    #[error("its name is too long: it may have 69 characters, and each hyphen counts twice")]
     LongName,
     /// A tag of it cannot be read.
     #[error("its tag {0} cannot be read")]
