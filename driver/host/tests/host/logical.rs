@@ -531,9 +531,9 @@ fn r2_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
         let after = header();
         assert!(after.starts_with(b"LUKS"));
         assert!(!was_complete || before == after, "formatted again at {at}");
-        must(complete(&pool));
-        assert_eq!(header(), after);
         if is_over {
+            must(complete(&pool));
+            assert_eq!(header(), after);
             assert!(at > 10, "{at} calls");
             return;
         }
