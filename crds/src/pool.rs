@@ -149,7 +149,7 @@ pub struct PoolSource {
 }
 
 impl PoolSource {
-    /// Whether the volumes of the pool are images: files, which can be thin, encrypted, copied and moved. Those of a
+    /// Whether the volumes of the pool are images: files, which can be thin, copied and moved. Those of a
     /// volume group are thick logical volumes.
     pub fn has_images(&self) -> bool {
         self.volume_group.is_none()

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
 };
 
@@ -14,7 +14,7 @@ use crate::{
     check::Checking,
     encryption::Unlock,
     id::{Uid, Uuid},
-    image::{Error, Image, ImageRequest, describe, failed},
+    image::{Error, Image, ImageRequest, failed},
     loopdev,
     pool::{self, Pool, PoolStatistics},
     progress::Progress,
@@ -101,10 +101,7 @@ impl Engine for Pool {
     }
 
     fn open(&self, uid: &Uid) -> Result<(OwnedFd, Image), Error> {
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image = describe(&*self.system, file.as_fd(), uid);
-        let image = image.map_err(failed("read the identity", uid))?;
-        Ok((file, image))
+        self.described(uid)
     }
 
     fn complete(&self, uid: &Uid, volume: &str, unlock: Unlock<'_>) -> Result<(), Error> {

@@ -75,7 +75,8 @@ impl Pool {
         Ok(missing.size().saturating_sub(available))
     }
 
-    fn described(&self, uid: &Uid) -> Result<(OwnedFd, Image), Error> {
+    /// Opens an image, and describes it as it is then. Fails if it is missing.
+    pub(crate) fn described(&self, uid: &Uid) -> Result<(OwnedFd, Image), Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = describe(&*self.system, file.as_fd(), uid);
         let image = image.map_err(failed("read the identity", uid))?;

@@ -37,7 +37,6 @@ impl VolumeGroup {
         volume: &str,
         unlock: Unlock<'_>,
     ) -> Result<(), Error> {
-        self.check()?;
         let found = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = found.clone().into_image();
         image.verify_owner(volume, self.pool_uuid(), self)?;
@@ -49,6 +48,7 @@ impl VolumeGroup {
         match (image.encryption(), content) {
             (Some(EncryptionState::Complete), _) => Ok(()),
             (Some(EncryptionState::Unformatted), Some(content)) => {
+                self.check()?;
                 self.refuse_in_use(&found)?;
                 if found.state != State::Formatting {
                     let is_blank = self.is_blank(&found);

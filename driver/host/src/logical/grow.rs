@@ -92,7 +92,7 @@ impl VolumeGroup {
             let text = format!("LVM reports the extents {ranges:?} and not {more}");
             return Err(io::Error::other(text).into());
         }
-        // Nobody else gets the extents between the two commands.
+        // No other call gets the extents between the two commands.
         let _alone = ALLOCATION.lock();
         self.remove_growth(&uid)?;
         self.extend(volume, size, ranges)

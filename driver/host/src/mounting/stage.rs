@@ -92,12 +92,9 @@ impl dyn Engine + '_ {
     /// nothing when the image is in use already or needs neither.
     pub fn prepare(&self, request: &StageRequest<'_>) -> Result<Result<(), grow::Error>, Error> {
         self.check().map_err(image::Error::from)?;
-        let (data, image) = self.own(request.image, request.volume)?;
-        if image.encryption().is_some() {
-            // An open device counts as in use.
-            drop(data);
+        let Some((data, image)) = self.own_plain(request.image, request.volume)? else {
             return Ok(self.attach_encrypted(request)?.1);
-        }
+        };
         if self
             .find_filesystem(data.as_fd(), &image, request)?
             .is_some()
@@ -140,12 +137,9 @@ impl dyn Engine + '_ {
         request: &StageRequest<'_>,
     ) -> Result<(Attached, Result<(), grow::Error>), Error> {
         let uid = request.image;
-        let (data, image) = self.own(uid, request.volume)?;
-        if image.encryption().is_some() {
-            // An open device counts as in use.
-            drop(data);
+        let Some((data, image)) = self.own_plain(uid, request.volume)? else {
             return self.attach_encrypted(request);
-        }
+        };
         let used = self.find_filesystem(data.as_fd(), &image, request)?;
         if let Some(base) = used {
             let base = self.verified(base, uid)?;

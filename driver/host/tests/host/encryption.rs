@@ -48,7 +48,7 @@ fn rotated(letter: u8, previous: u8) -> Keys {
     Keys::new(key(letter), Some(key(previous)))
 }
 
-fn unlock(keys: &Keys) -> Unlock<'_> {
+pub(crate) fn unlock(keys: &Keys) -> Unlock<'_> {
     Unlock {
         keys,
         discard: false,

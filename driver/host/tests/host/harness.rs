@@ -20,6 +20,7 @@ use cistern_host::{
     health::{PoolVitals, VolumeSubject, VolumeTrouble},
     image::Content,
     inventory::Inventory,
+    system::{FailAt, Fault},
 };
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::{
@@ -101,6 +102,14 @@ impl Machine {
 
     pub(crate) fn root(&self) -> Root {
         root(&self.folder, Arc::clone(&self.system))
+    }
+
+    /// A root whose system calls can be made to fail; none fails at first.
+    pub(crate) fn faulty(&self) -> (Arc<FailAt>, Root) {
+        let system = FailAt::new(Arc::clone(&self.system), Fault::Error, u64::MAX);
+        let system = Arc::new(system);
+        let root = root(&self.folder, Arc::clone(&system) as Arc<dyn System>);
+        (system, root)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -3,23 +3,21 @@
 use std::{
     fs::{self, File},
     os::unix::fs::FileExt as _,
-    sync::Arc,
 };
 
 use cistern_host::{
-    EncryptionState, Expectation, ImageRequest, Root, System, Unlock, Uuid,
+    EncryptionState, Expectation, ImageRequest, Root, Uuid,
     encryption::HeaderConflict,
     image::{Content, Error},
     logical::{self, Unfit, VolumeGroup},
     pool::{self, Owner, PoolClaim},
-    system::{FailAt, Fault},
 };
-use cistern_types::{Bytes, Encryption, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 
 use crate::{
     device::Disk,
-    encryption::keys,
-    harness::{Machine, image_pool, must, request, root, run},
+    encryption::{keys, unlock},
+    harness::{Machine, image_pool, must, request, run},
 };
 
 const DISK: u64 = 400 << 20;
@@ -449,12 +447,7 @@ fn r15_an_error_at_any_call_that_makes_or_removes_a_logical_volume_is_recovered_
     let group = Group::new(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "volume");
-    let system = Arc::new(FailAt::new(
-        Arc::clone(&machine.system),
-        Fault::Error,
-        u64::MAX,
-    ));
-    let faulty = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let (system, faulty) = machine.faulty();
     let faulty = must(group.open_by(&faulty, Expectation::Made));
     for at in 1..100 {
         system.fail_in(at);
@@ -495,22 +488,11 @@ fn r2_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
     let machine = Machine::new();
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
-    let (request, options) = (encrypted(&machine, "secret"), MkfsOptions::default());
-    let keys = keys(b'k');
-    let unlock = Unlock {
-        keys: &keys,
-        discard: false,
-        mkfs_options: &options,
-        extent_size: None,
-    };
-    let system = Arc::new(FailAt::new(
-        Arc::clone(&machine.system),
-        Fault::Error,
-        u64::MAX,
-    ));
-    let faulty = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let (request, keys) = (encrypted(&machine, "secret"), keys(b'k'));
+    let (system, faulty) = machine.faulty();
     let faulty = must(group.open_by(&faulty, Expectation::Made));
-    let complete = |by: &VolumeGroup| by.complete_encrypted(&request.uid, &request.volume, unlock);
+    let complete =
+        |by: &VolumeGroup| by.complete_encrypted(&request.uid, &request.volume, unlock(&keys));
     let header = || {
         let mut bytes = vec![0; 1 << 20];
         open(&pool, &request).read_exact_at(&mut bytes, 0).unwrap();
@@ -558,21 +540,14 @@ fn an_encrypted_volume_that_was_written_to_before_its_first_stage_is_not_formatt
     let machine = Machine::new();
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
-    let (request, options) = (encrypted(&machine, "secret"), MkfsOptions::default());
-    let keys = keys(b'k');
-    let unlock = Unlock {
-        keys: &keys,
-        discard: false,
-        mkfs_options: &options,
-        extent_size: None,
-    };
+    let (request, keys) = (encrypted(&machine, "secret"), keys(b'k'));
     must(pool.create(&request, UNSEEN));
     let device = open(&pool, &request);
     device.write_all_at(b"data", 8 << 20).unwrap();
     device.sync_all().unwrap();
     drop(device);
     let error = pool
-        .complete_encrypted(&request.uid, &request.volume, unlock)
+        .complete_encrypted(&request.uid, &request.volume, unlock(&keys))
         .unwrap_err();
     let is_not_blank = matches!(
         error,

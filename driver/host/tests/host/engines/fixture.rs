@@ -9,10 +9,10 @@ use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Engine, Expectation, Image, ImageRequest, Keys, Root,
     Staged, Unlock, mounting::Error,
 };
-use cistern_types::{Bytes, Encryption, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 
 use crate::{
-    encryption::keys,
+    encryption::{keys, unlock},
     harness::{Machine, POOL_SIZE, Volume, eventually, image_pool, must, request},
     logical::{Group, claim},
 };
@@ -25,7 +25,6 @@ pub(super) struct Fixture {
     pub(super) engine: Arc<dyn Engine>,
     group: Option<Group>,
     keys: Option<Keys>,
-    options: MkfsOptions,
     pub(super) machine: Machine,
 }
 
@@ -47,7 +46,6 @@ impl Fixture {
             engine: open(&machine.root(), group.as_ref(), Expectation::New),
             group,
             keys: None,
-            options: MkfsOptions::default(),
             machine,
         }
     }
@@ -70,12 +68,7 @@ impl Fixture {
 
     /// What opens the volumes; none without encryption.
     pub(super) fn volume_unlock(&self) -> Option<Unlock<'_>> {
-        self.keys.as_ref().map(|keys| Unlock {
-            keys,
-            discard: false,
-            mkfs_options: &self.options,
-            extent_size: None,
-        })
+        self.keys.as_ref().map(unlock)
     }
 
     /// Makes a volume; a raw block volume without a filesystem.

@@ -4,21 +4,15 @@ use std::{
     fs::{self, File},
     os::unix::fs::FileExt as _,
     path::Path,
-    sync::Arc,
     time::Duration,
 };
 
-use cistern_host::{
-    ExpandRequest, Image, System, Uuid, VolumeStatistics,
-    image::Error,
-    mounting,
-    system::{FailAt, Fault},
-};
+use cistern_host::{ExpandRequest, Image, Uuid, VolumeStatistics, image::Error, mounting};
 use cistern_types::{Bytes, FilesystemType};
 
 use super::fixture::Fixture;
 use crate::{
-    harness::{chain, must, root},
+    harness::{chain, must},
     health_volume::subject,
 };
 
@@ -263,12 +257,7 @@ pub(super) fn r15_an_error_at_any_call_of_a_stage_is_recovered_by_the_next_attem
     let image = pool.create("files", SMALL, Some(FilesystemType::Ext4));
     write(&pool.start_pod(&image, &staging));
     pool.end_pod(&image, &staging);
-    let system = Arc::new(FailAt::new(
-        Arc::clone(&pool.machine.system),
-        Fault::Error,
-        u64::MAX,
-    ));
-    let faulty = root(&pool.machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let (system, faulty) = pool.machine.faulty();
     let engine = pool.open_by(&faulty);
     for at in (1..300).step_by(pool.stride()) {
         system.fail_in(at);
