@@ -234,7 +234,7 @@ impl dyn Engine + '_ {
         Ok((data, image))
     }
 
-    /// As [`Self::own`]; none for an encrypted volume, which is not left open: an open device counts as in use.
+    /// As `own`; none for an encrypted volume, which is not left open: an open device counts as in use.
     fn own_plain(&self, uid: &Uid, volume: &str) -> Result<Option<(OwnedFd, Image)>, image::Error> {
         let own = self.own(uid, volume)?;
         Ok(own.1.encryption().is_none().then_some(own))
