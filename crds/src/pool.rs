@@ -26,9 +26,9 @@ use crate::{
     derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
     validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices or volume groups needs usableOnNewNode"),
-    validation = Rule::new("!has(self.spec.replacedDisks) || has(self.spec.source.device)").message("only a pool on devices has replaced disks"),
-    validation = Rule::new("!has(self.spec.source.volumeGroup) || self.spec.overcommitPercent == 100").message("a volume group holds thick volumes only, and cannot be overcommitted"),
-    validation = Rule::new("!has(self.spec.source.volumeGroup) || !has(self.spec.reclaimOrphansAfterHours)").message("orphans in a volume group are not reclaimed"),
+    validation = Rule::new("!has(self.spec.replacedDisks) || (has(self.spec.source.device) && self.spec.source.device.engine == 'Image')").message("only a pool of images on devices has replaced disks"),
+    validation = Rule::new("!(has(self.spec.source.volumeGroup) || (has(self.spec.source.device) && self.spec.source.device.engine == 'LogicalVolume')) || self.spec.overcommitPercent == 100").message("a volume group holds thick volumes only, and cannot be overcommitted"),
+    validation = Rule::new("!(has(self.spec.source.volumeGroup) || (has(self.spec.source.device) && self.spec.source.device.engine == 'LogicalVolume')) || !has(self.spec.reclaimOrphansAfterHours)").message("orphans in a volume group are not reclaimed"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -59,6 +59,7 @@ pub struct StoragePoolSpec {
     /// LVM. Set by an administrator; required; the kind of source is immutable.
     // Rules of the StoragePool alone: in a StorageNode, the entry of a pool becomes that of its successor.
     #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image) && has(self.device) == has(oldSelf.device)").message("a pool's kind of source cannot be changed: declare another pool"))]
+    #[x_kube(validation = Rule::new("!has(self.device) || !has(oldSelf.device) || (self.device.engine == oldSelf.device.engine && has(self.device.stripes) == has(oldSelf.device.stripes) && (!has(self.device.stripes) || self.device.stripes == oldSelf.device.stripes))").message("the engine and the stripes of a pool cannot be changed: declare another pool"))]
     #[x_kube(validation = Rule::new(SAME_DIRECTORY_RULE).message("a pool's directory cannot be changed: declare another pool"))]
     #[x_kube(validation = Rule::new("!has(self.volumeGroup) || !has(oldSelf.volumeGroup) || self.volumeGroup.name == oldSelf.volumeGroup.name").message("a pool's volume group cannot be changed: declare another pool"))]
     pub source: PoolSource,
@@ -152,7 +153,8 @@ impl PoolSource {
     /// Whether the volumes of the pool are images: files, which can be thin, copied and moved. Those of a
     /// volume group are thick logical volumes.
     pub fn has_images(&self) -> bool {
-        self.volume_group.is_none()
+        let is_image = |device: &DeviceSource| device.engine == DeviceEngine::Image;
+        self.volume_group.is_none() && self.device.as_ref().is_none_or(is_image)
     }
 }
 
@@ -200,6 +202,7 @@ pub fn is_directory(text: &str) -> bool {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.paths) != has(self.selector)").message("a device is exactly one of paths and selector"))]
+#[x_kube(validation = Rule::new("!has(self.stripes) || self.engine == 'LogicalVolume'").message("only logical volumes are striped"))]
 pub struct DeviceSource {
     /// Paths of candidate devices, preferably under `/dev/disk/by-id`, because disks differ between
     /// nodes. Absent with a `selector`.
@@ -211,6 +214,28 @@ pub struct DeviceSource {
     /// of the node lists is no candidate. Absent with `paths`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<DiskSelector>,
+    /// How volumes lie on the devices; immutable. Default: `Image`. Set by an administrator.
+    #[serde(default)]
+    pub engine: DeviceEngine,
+    /// Number of devices over which each logical volume is striped, between 2 and 16; immutable. The node makes the
+    /// volume group once it has this many blank candidates. Absent by default: not striped. Only with the engine
+    /// `LogicalVolume`. Set by an administrator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16))]
+    pub stripes: Option<u32>,
+}
+
+/// How the volumes of a pool lie on its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DeviceEngine {
+    /// Each volume is an image file in an XFS filesystem on one device, which is the first blank candidate. They can be
+    /// thin, snapshotted, cloned and moved.
+    #[default]
+    Image,
+    /// Each volume is a thick logical volume of LVM, without a loop device. All blank candidates become physical volumes
+    /// of one volume group, and candidates that are listed or found later join it. There are no snapshots, clones or
+    /// moves.
+    LogicalVolume,
 }
 
 /// A volume group of LVM that exists on each node. Each volume is one thick logical volume in it.

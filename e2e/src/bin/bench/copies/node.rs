@@ -50,7 +50,7 @@ impl Node {
         let source = PoolSource {
             device: Some(DeviceSource {
                 paths: vec![disk.path().display().to_string()],
-                selector: None,
+                ..DeviceSource::default()
             }),
             ..PoolSource::default()
         };
