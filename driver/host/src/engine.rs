@@ -27,6 +27,7 @@ use crate::{
     encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest},
+    logical::VolumeGroup,
     pool::{self, Pool, PoolStatistics},
     progress::Progress,
     root::Root,
@@ -121,6 +122,9 @@ pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
 
     /// Returns the pool of image files; none if the volumes are no images.
     fn images(&self) -> Option<&Pool>;
+
+    /// Returns the volume group; none if the volumes are images.
+    fn group(&self) -> Option<&VolumeGroup>;
 }
 
 impl dyn Engine + '_ {

@@ -7,7 +7,7 @@
 //!
 //! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`.
 //!
-//! *Invariants:* the group exists already. Only logical volumes with the name and the tags of Cistern are changed or removed;
+//! *Invariants:* the group exists already, or is made of blank disks. Only logical volumes with the name and the tags of Cistern are changed or removed;
 //! all others are counted and left alone. A volume appears whole or not at all: its tags say [`State::Making`] until
 //! each of its bytes reads zero and its filesystem is made, and until then it is no volume. An encrypted one gets header and
 //! filesystem when it is staged for the first time. A tool of LVM is never
@@ -16,6 +16,7 @@
 mod capacity;
 mod claim;
 mod command;
+mod disks;
 mod encrypted;
 mod grow;
 mod inventory;
@@ -42,6 +43,20 @@ use crate::{
     system::System,
 };
 
+/// Which volume group is a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupSource {
+    /// One that exists, with this name.
+    Named(String),
+    /// One that Cistern makes of disks.
+    Disks {
+        /// The disks, of which all blank ones become part of the group. Absolute paths; symbolic links are followed.
+        paths: Vec<PathBuf>,
+        /// Over how many of them each volume is striped.
+        stripes: u32,
+    },
+}
+
 /// A volume group that is a pool.
 #[derive(Debug)]
 pub struct VolumeGroup {
@@ -52,6 +67,8 @@ pub struct VolumeGroup {
     /// Which pool it is, as its tags say.
     record: PoolRecord,
     extent_size: Bytes,
+    /// Over how many disks each new volume is striped.
+    stripes: u32,
 }
 
 impl VolumeGroup {
@@ -84,9 +101,9 @@ impl VolumeGroup {
         self.record.filesystem_uuid
     }
 
-    /// Returns the size of the extents of the group. The size of each volume is a multiple of it.
-    pub fn extent_size(&self) -> Bytes {
-        self.extent_size
+    /// Returns the unit of the sizes of volumes: an extent on each disk of a stripe.
+    pub fn unit(&self) -> Bytes {
+        Bytes(self.extent_size.0.saturating_mul(self.stripes.into()))
     }
 }
 

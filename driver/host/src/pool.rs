@@ -40,6 +40,10 @@ use std::{
 
 use cistern_types::Bytes;
 
+pub(crate) use self::{
+    backing::node, broken::has_shut_down, disks::objection_to_path, error::failed,
+    inspection::is_certain, known::join, layers::own_file, record::PoolRecord,
+};
 pub use self::{
     broken::Broken,
     candidate::{Candidate, Unusable},
@@ -51,7 +55,6 @@ pub use self::{
     replaced::ReplacedDisk,
     resize::{PoolFile, Shortage},
 };
-pub(crate) use self::{broken::has_shut_down, error::failed, layers::own_file, record::PoolRecord};
 use self::{extent_cost::ExtentCost, folder::Folder, marker::Marker};
 use crate::{
     id::{Uid, Uuid},

@@ -15,6 +15,7 @@ use crate::{
     encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest, failed},
+    logical::VolumeGroup,
     loopdev,
     pool::{self, Pool, PoolStatistics},
     progress::Progress,
@@ -133,5 +134,9 @@ impl Engine for Pool {
 
     fn images(&self) -> Option<&Pool> {
         Some(self)
+    }
+
+    fn group(&self) -> Option<&VolumeGroup> {
+        None
     }
 }

@@ -35,7 +35,7 @@ impl Engine for VolumeGroup {
     }
 
     fn unit(&self) -> Bytes {
-        self.extent_size()
+        self.unit()
     }
 
     fn takeovers(&self) -> u32 {
@@ -144,5 +144,9 @@ impl Engine for VolumeGroup {
 
     fn images(&self) -> Option<&Pool> {
         None
+    }
+
+    fn group(&self) -> Option<&VolumeGroup> {
+        Some(self)
     }
 }

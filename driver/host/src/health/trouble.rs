@@ -111,6 +111,7 @@ impl From<pool::Error> for PoolTrouble {
             },
             // These do not occur with an open pool.
             Error::NoUsableDevice { .. }
+            | Error::TooFewDevices { .. }
             | Error::OtherNode { .. }
             | Error::Ambiguous { .. }
             | Error::HostFilesystemFull { .. }

@@ -6,9 +6,9 @@ use cistern_types::Bytes;
 
 use super::{
     Error, VolumeGroup,
-    report::{GroupRow, number},
+    report::{DiskRow, number},
 };
-use crate::pool::PoolStatistics;
+use crate::{cause::Cause, pool::PoolStatistics};
 
 /// Room for metadata that is left to changes of what exists. A volume takes some hundred bytes, and LVM writes all of its
 /// metadata anew with each change.
@@ -20,9 +20,13 @@ impl VolumeGroup {
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let row = self.row()?;
         let volumes = self.logical_volumes()?;
-        let (size, free, metadata) = self
-            .sizes(&row)
-            .map_err(|error| self.failed("read the sizes")(error.into()))?;
+        let sizes = || -> Result<_, Cause> {
+            let extents = |count: u64| Bytes(count.saturating_mul(self.extent_size.0));
+            let size = extents(number(&row.extent_count)?);
+            let free = extents(self.usable(number(&row.free_count)?)?);
+            Ok((size, free, Bytes(number(&row.mda_free)?)))
+        };
+        let (size, free, metadata) = sizes().map_err(self.failed("read the sizes"))?;
         let sizes = volumes.iter().map(|volume| volume.size);
         let ours = sizes.fold(Bytes::ZERO, Bytes::saturating_add);
         let available = if metadata < METADATA_KEPT {
@@ -37,22 +41,68 @@ impl VolumeGroup {
         })
     }
 
-    /// The size of the group, what of it is free, and the room for metadata.
-    fn sizes(&self, row: &GroupRow) -> io::Result<(Bytes, Bytes, Bytes)> {
-        let extents = |field: &str| {
-            let extents: u64 = number(field)?;
-            Ok::<_, io::Error>(Bytes(extents.saturating_mul(self.extent_size.0)))
-        };
-        let metadata = Bytes(number(&row.mda_free)?);
-        Ok((
-            extents(&row.extent_count)?,
-            extents(&row.free_count)?,
-            metadata,
-        ))
+    /// How many extents a size takes: as many on each disk of a stripe.
+    pub(super) fn extents(&self, size: Bytes) -> u64 {
+        let stripes = u64::from(self.stripes);
+        size.0
+            .div_ceil(self.unit().0.max(1))
+            .saturating_mul(stripes)
     }
 
-    /// How many extents a size takes.
-    pub(super) fn extents(&self, size: Bytes) -> u64 {
-        size.0.div_ceil(self.extent_size.0.max(1))
+    /// How many of the free extents volumes can take: those of a stripe are on different disks.
+    fn usable(&self, free: u64) -> Result<u64, Cause> {
+        if self.stripes <= 1 {
+            return Ok(free);
+        }
+        let (rows, failure) = self.lvm.report_all::<DiskRow>(&*self.system)?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let own = rows.iter().filter(|row| row.group == self.name);
+        let free: io::Result<Vec<u64>> = own.map(DiskRow::free).collect();
+        Ok(striped(&free?, self.stripes as usize))
+    }
+}
+
+/// How many extents fit in stripes over so many disks with these free extents, if LVM allocates all of them at once: it takes the
+/// disks with the most free extents, as long as it finds enough of them.
+fn striped(free: &[u64], stripes: usize) -> u64 {
+    let mut free = free.to_vec();
+    let mut sum = 0_u64;
+    loop {
+        free.sort_unstable_by(|one, other| other.cmp(one));
+        let Some(taken) = free.get_mut(..stripes) else {
+            return sum;
+        };
+        let height = taken.last().copied().unwrap_or(0);
+        if height == 0 {
+            return sum;
+        }
+        for disk in taken {
+            *disk = disk.saturating_sub(height);
+            sum = sum.saturating_add(height);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_fits_in_stripes_over_different_disks_is_usable() {
+        for (free, stripes, expected) in [
+            (&[][..], 2, 0),
+            (&[10], 2, 0),
+            (&[10, 10], 2, 20),
+            (&[10, 4], 2, 8),
+            (&[10, 4, 4], 2, 16),
+            (&[10, 4, 4], 3, 12),
+            (&[100, 1, 1], 2, 4),
+            (&[5, 5, 5], 2, 10),
+            (&[0, 0], 2, 0),
+        ] {
+            assert_eq!(striped(free, stripes), expected, "{free:?} by {stripes}");
+        }
     }
 }

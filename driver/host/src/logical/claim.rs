@@ -8,8 +8,9 @@ use std::{
 use cistern_types::Bytes;
 
 use super::{
-    Error, Unfit, VolumeGroup,
+    Error, GroupSource, Unfit, VolumeGroup,
     command::{Lvm, PROGRAM},
+    disks,
     report::{GroupRow, number},
     tags,
 };
@@ -27,21 +28,29 @@ use crate::{
 const LONGEST_MAPPING: usize = 127;
 
 impl VolumeGroup {
-    /// Opens the group of this name as a pool. If the pool is new, and the group is none, it becomes this one: its tags say
-    /// so, and nothing else of it is changed. A group that was this pool before its StoragePool was recreated is adopted. Fails
-    /// if there is no such group or more than one, if it cannot be changed here, and if it is another pool or that of another
-    /// node.
+    /// Opens a group as a pool. If the pool is new, and a group of the given name is none, it becomes this one: its tags say
+    /// so, and nothing else of it is changed. A group of disks is made, if the pool is new and there is none yet. A
+    /// group that was this pool before its StoragePool was recreated is adopted. Fails if there is no such group or more than
+    /// one, if it cannot be changed here, and if it is another pool or that of another node.
     pub fn open(
         root: &Root,
-        name: &str,
+        source: &GroupSource,
         claim: &PoolClaim,
         expectation: Expectation,
     ) -> Result<Self, pool::Error> {
-        if !has_room_for_volumes(name) {
-            return Err(unfit(name, Unfit::LongName).into());
-        }
-        let system = Arc::clone(&root.system);
-        let lvm = lvm(root, name)?;
+        let (lvm, name, stripes) = match source {
+            GroupSource::Named(name) if !has_room_for_volumes(name) => {
+                return Err(unfit(name, Unfit::LongName).into());
+            }
+            GroupSource::Named(name) => (lvm(root, name)?, name.clone(), 1),
+            GroupSource::Disks { paths, stripes } => {
+                let lvm = lvm(root, &disks::described(claim))?;
+                let disks = (&paths[..], *stripes);
+                let name = disks::find_or_make(root, &lvm, claim, disks, expectation)?;
+                (lvm, name, *stripes)
+            }
+        };
+        let (system, name) = (Arc::clone(&root.system), &name);
         let row = read(&*system, &lvm, name)?;
         let found = record_of(&row, name)?;
         let record = expected(found.as_ref(), name, claim, expectation)?;
@@ -60,14 +69,16 @@ impl VolumeGroup {
             name: name.to_owned(),
             record,
             extent_size: Bytes(extent_size),
+            stripes,
         })
     }
 
-    /// Makes the group no pool again: removes its tags, and nothing else. Succeeds if there is no such group, or if it is not
-    /// this pool. Fails while a volume of the pool is in it.
+    /// Makes a group with a given name no pool again: removes its tags, and nothing else. A group that Cistern has made is left
+    /// as it is, as the disk of a pool is. Succeeds if there is no such group, or if it is not this pool. Fails while a
+    /// volume of the pool is in it.
     pub fn release(
         root: &Root,
-        name: &str,
+        source: &GroupSource,
         claim: &PoolClaim,
         expectation: Expectation,
     ) -> Result<(), pool::Error> {
@@ -76,21 +87,27 @@ impl VolumeGroup {
             Expectation::New => Expectation::Made,
             known => known,
         };
-        let group = match Self::open(root, name, claim, expectation) {
+        let group = match Self::open(root, source, claim, expectation) {
             Ok(group) => group,
-            Err(pool::Error::Group(
-                Error::Missing { .. }
-                | Error::Unfit {
-                    why: Unfit::NoPool(_) | Unfit::OtherPool(_),
-                    ..
-                },
-            )) => return Ok(()),
+            Err(
+                pool::Error::BackingMissing { .. }
+                | pool::Error::Group(
+                    Error::Missing { .. }
+                    | Error::Unfit {
+                        why: Unfit::NoPool(_) | Unfit::OtherPool(_),
+                        ..
+                    },
+                ),
+            ) => return Ok(()),
             Err(error) => return Err(error),
         };
         let count = group.logical_volumes()?.len();
         if count > 0 {
-            return Err(unfit(name, Unfit::VolumesRemain(count)).into());
+            return Err(unfit(&group.name, Unfit::VolumesRemain(count)).into());
         }
+        let GroupSource::Named(name) = source else {
+            return Ok(());
+        };
         let row = group.row()?;
         let mut command = group.lvm.command("vgchange");
         for tag in tags::own(&row.tags) {
@@ -147,13 +164,23 @@ fn availability() -> Result<(), GroupUnavailable> {
 pub(super) fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
     let rows = lvm.report(system, name).map_err(|cause| {
         // LVM has one exit code for all failures.
+        let group = name.to_owned();
         if cause.says(&format!("Volume group \"{name}\" not found")) {
-            let group = name.to_owned();
             return Error::Missing { group };
+        }
+        if cause.says("Multiple VGs found with the same name") {
+            return Error::Ambiguous { group };
+        }
+        if cause.says(&format!("Cannot access VG {name} with system ID")) {
+            return unfit(name, Unfit::OtherSystem);
         }
         failed("read the state", name)(cause)
     });
-    let row = one(rows?, name)?;
+    let row = rows?.pop();
+    let row = row.ok_or_else(|| {
+        let group = name.to_owned();
+        Error::Missing { group }
+    })?;
     refuse(&row, name)?;
     Ok(row)
 }
@@ -164,16 +191,6 @@ fn has_room_for_volumes(name: &str) -> bool {
     let of_volume = 1 + "cistern--".len() + 36 + 4 + "--growth".len();
     let hyphens = name.matches('-').count();
     name.len() + hyphens + of_volume <= LONGEST_MAPPING
-}
-
-/// The only row of a report about one name.
-fn one(mut rows: Vec<GroupRow>, name: &str) -> Result<GroupRow, Error> {
-    let (group, count) = (name.to_owned(), rows.len());
-    match rows.pop() {
-        Some(row) if count == 1 => Ok(row),
-        Some(_) => Err(Error::Ambiguous { group, count }),
-        None => Err(Error::Missing { group }),
-    }
 }
 
 /// Fails if a group cannot be changed on this machine.
@@ -268,7 +285,7 @@ fn other_pool(found: &PoolRecord, name: &str) -> Error {
     unfit(name, why)
 }
 
-fn unfit(group: &str, why: Unfit) -> Error {
+pub(super) fn unfit(group: &str, why: Unfit) -> Error {
     let group = group.to_owned();
     Error::Unfit { group, why }
 }

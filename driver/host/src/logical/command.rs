@@ -92,17 +92,33 @@ impl Lvm {
         }
     }
 
-    /// Runs a command that lists rows of one kind.
+    /// Runs a command that lists rows of one kind, of a group or of a logical volume.
     pub(super) fn report<T: Report>(&self, system: &dyn System, of: &str) -> Result<Vec<T>, Cause> {
-        let command = self
-            .command(T::VERB)
+        let output = self.run(system, &self.reporting::<T>().operand(of))?;
+        Ok(report::parse(&output.stdout)?)
+    }
+
+    /// Lists all rows of one kind. If LVM could not read all of them, those that it has read, and why.
+    pub(super) fn report_all<T: Report>(
+        &self,
+        system: &dyn System,
+    ) -> Result<(Vec<T>, Option<Cause>), Cause> {
+        let command = self.reporting::<T>();
+        let output = system.run(&command, self.input.as_fd())?;
+        let failure = (output.exit != Some(0)).then(|| Cause::from(command.failed(&output)));
+        match (report::parse(&output.stdout), failure) {
+            (Ok(rows), failure) => Ok((rows, failure)),
+            (Err(_), Some(failure)) => Err(failure),
+            (Err(error), None) => Err(error.into()),
+        }
+    }
+
+    fn reporting<T: Report>(&self) -> Command {
+        self.command(T::VERB)
             .option("--reportformat", "json")
             .option("--units", "b")
             .arg("--nosuffix")
             .option("--options", T::FIELDS)
-            .operand(of);
-        let output = self.run(system, &command)?;
-        Ok(report::parse(&output.stdout)?)
     }
 }
 

@@ -1,14 +1,26 @@
 //! What a volume group has, as the comparison of a node with its custom resources needs it.
 
-use super::{Error, State, claim, volume::LogicalVolume};
+use super::{Error, State, claim, disks, volume::LogicalVolume};
 use crate::{id::Uid, image::Image, inventory::PoolInventory, pool::PoolRecord, root::Root};
 
 impl Root {
-    /// Returns what a volume group has that is the pool with this UID; none if there is no such group, or if it is no pool.
-    /// The result says why a group cannot be read. Asks LVM, for one that is another pool, too.
-    pub fn group_inventory(&self, uid: &Uid, name: &str) -> Option<PoolInventory> {
-        let path = claim::path_of(name);
-        match read(self, name) {
+    /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the one whose tags say
+    /// so. None if there is no such group, or if it is no pool. The result says why a group cannot be read. Asks LVM,
+    /// for one that is another pool, too.
+    pub fn group_inventory(&self, uid: &Uid, name: Option<&str>) -> Option<PoolInventory> {
+        let mut path = claim::path_of(name.unwrap_or(uid.as_str()));
+        let found = match name {
+            Some(name) => read(self, name),
+            None => match find(self, uid) {
+                Ok(None) => return None,
+                Ok(Some(name)) => {
+                    path = claim::path_of(&name);
+                    read(self, &name)
+                }
+                Err(error) => Err(error),
+            },
+        };
+        match found {
             Ok(found) => found.map(|found| PoolInventory {
                 mount_point: path.clone(),
                 temporary: found.making.iter().map(|name| path.join(name)).collect(),
@@ -33,6 +45,14 @@ struct Found {
     images: Vec<Image>,
     /// Names of logical volumes that are not whole.
     making: Vec<String>,
+}
+
+/// Finds the group of a pool by its tags.
+fn find(root: &Root, uid: &Uid) -> Result<Option<String>, Error> {
+    let of_pool = format!("of pool {uid}");
+    let lvm = claim::lvm(root, &of_pool)?;
+    let found = disks::find_by_tags(root, &lvm, uid);
+    found.map_err(claim::failed("find the tags", &of_pool))
 }
 
 /// Reads a group; none if it is no pool.

@@ -117,6 +117,9 @@ impl VolumeGroup {
         for tag in tags {
             command = command.option("--addtag", tag);
         }
+        if self.stripes > 1 {
+            command = command.option("--stripes", self.stripes.to_string());
+        }
         let _alone = ALLOCATION.lock();
         self.lvm.run(&*self.system, &command.operand(&self.name))?;
         Ok(())

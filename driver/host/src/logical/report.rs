@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, io, str::FromStr};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
+use crate::system::DeviceNumber;
+
 /// One kind of row of a report.
 pub(super) trait Report: DeserializeOwned {
     /// The command that lists such rows.
@@ -40,6 +42,62 @@ impl Report for GroupRow {
     const VERB: &'static str = "vgs";
     const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_free_count,vg_mda_free,vg_tags,\
         vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count";
+}
+
+/// The name of a volume group, and its tags.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct GroupTags {
+    #[serde(rename = "vg_name")]
+    pub(super) name: String,
+    #[serde(rename = "vg_tags")]
+    pub(super) tags: String,
+}
+
+impl Report for GroupTags {
+    const VERB: &'static str = "vgs";
+    const FIELDS: &'static str = "vg_name,vg_tags";
+}
+
+/// A physical volume.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct DiskRow {
+    #[serde(rename = "pv_uuid")]
+    uuid: String,
+    #[serde(rename = "pv_major")]
+    major: String,
+    #[serde(rename = "pv_minor")]
+    minor: String,
+    #[serde(rename = "pv_pe_count")]
+    extent_count: String,
+    #[serde(rename = "pv_pe_alloc_count")]
+    allocated_count: String,
+    /// Its group; empty if it is in none.
+    #[serde(rename = "vg_name")]
+    pub(super) group: String,
+}
+
+impl Report for DiskRow {
+    const VERB: &'static str = "pvs";
+    const FIELDS: &'static str = "pv_uuid,pv_major,pv_minor,pv_pe_count,pv_pe_alloc_count,vg_name";
+}
+
+impl DiskRow {
+    /// Whether it lies on this device.
+    pub(super) fn is_on(&self, device: DeviceNumber) -> bool {
+        let part = |text: &str| text.parse::<u32>().ok();
+        part(&self.major) == Some(device.major) && part(&self.minor) == Some(device.minor)
+    }
+
+    /// Whether it is in no group, and its UUID begins with these letters.
+    pub(super) fn is_prepared(&self, prefix: &str) -> bool {
+        self.group.is_empty() && self.uuid.replace('-', "").starts_with(prefix)
+    }
+
+    /// How many of its extents are free.
+    pub(super) fn free(&self) -> io::Result<u64> {
+        let all: u64 = number(&self.extent_count)?;
+        Ok(all.saturating_sub(number(&self.allocated_count)?))
+    }
 }
 
 /// A logical volume.

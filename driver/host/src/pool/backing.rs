@@ -94,7 +94,7 @@ fn backing(
 }
 
 /// The path of a device by the kernel's own name for it.
-pub(super) fn node(system: &dyn System, number: DeviceNumber) -> io::Result<PathBuf> {
+pub(crate) fn node(system: &dyn System, number: DeviceNumber) -> io::Result<PathBuf> {
     let mut all = system.block_devices()?.into_iter();
     let (name, _) = all
         .find(|(_, found)| *found == number)

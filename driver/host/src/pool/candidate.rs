@@ -127,7 +127,7 @@ pub enum Candidate {
 
 impl Candidate {
     /// A device whose content is unknown, because reading it failed.
-    pub(super) fn unread(cause: impl Into<Cause>) -> Self {
+    pub(crate) fn unread(cause: impl Into<Cause>) -> Self {
         Self::Unread(Box::new(failed("read it")(cause)))
     }
 }

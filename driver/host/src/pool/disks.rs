@@ -3,13 +3,33 @@
 //! *Invariants:* nothing is written. A disk without a stable name and a removable one are not opened. What
 //! is blank is decided as for the listed devices of a pool.
 
-use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
-
-use super::{ReplacedDisk, Unusable, backing::has_no_content, inspection};
-use crate::{
-    root::Root,
-    system::{Disk, OFlags},
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
 };
+
+use super::{
+    ReplacedDisk, Unusable,
+    backing::{has_no_content, open_device},
+    inspection,
+};
+use crate::{
+    cause::Cause,
+    root::Root,
+    system::{DeviceNumber, Disk, OFlags},
+};
+
+/// Why the device of a path is not blank; None if it is blank and nothing holds it. Fails if it cannot be inspected.
+pub(crate) fn objection_to_path(
+    root: &Root,
+    path: &Path,
+) -> Result<(DeviceNumber, Option<Unusable>), Cause> {
+    let (device, number) = open_device(&*root.system, path, OFlags::RDONLY)?;
+    drop(device);
+    Ok((number, inspection::objection(root, path, number, &[])?))
+}
 
 impl Root {
     /// Lists the disks of the host, by the kernel's names. Opens none of them.

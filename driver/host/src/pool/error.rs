@@ -56,6 +56,19 @@ pub enum Error {
         /// Each device and why it cannot be used.
         devices: Vec<(PathBuf, Unusable)>,
     },
+    /// Fewer disks are blank than the stripes of the pool need.
+    #[error(
+        "the volumes are striped over {stripes} devices, and only {} of those listed {} blank: {}{}",
+        .blank.len(), if .blank.len() == 1 { "is" } else { "are" }, join(.blank), others(.devices)
+    )]
+    TooFewDevices {
+        /// The blank devices.
+        blank: Vec<PathBuf>,
+        /// How many are needed.
+        stripes: u32,
+        /// Each other device and why it cannot be used.
+        devices: Vec<(PathBuf, Unusable)>,
+    },
     /// The pool is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
     NotMounted {
@@ -192,6 +205,14 @@ fn users(images: &[Uid]) -> String {
         "delete the pods whose volumes have the images {}",
         names.join(", ")
     )
+}
+
+/// The rest of a list.
+fn others(devices: &[(PathBuf, Unusable)]) -> String {
+    if devices.is_empty() {
+        return String::new();
+    }
+    format!("; {}", list(devices))
 }
 
 /// The list, or the text if it is empty, as it can be for disks that are selected.

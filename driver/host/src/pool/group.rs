@@ -21,13 +21,11 @@ pub enum GroupError {
     },
     /// More than one group has this name.
     #[error(
-        "{count} volume groups on this node have the name {group}: rename the others (vgrename UUID NAME)"
+        "more than one volume group on this node has the name {group}: rename the others (vgrename UUID NAME)"
     )]
     Ambiguous {
         /// Name of the group.
         group: String,
-        /// How many have it.
-        count: usize,
     },
     /// The group cannot be a pool as it is.
     #[error("volume group {group} cannot be used: {why}")]
@@ -70,6 +68,11 @@ pub enum Unfit {
     /// It is exported.
     #[error("it is exported (vgimport)")]
     Exported,
+    /// It belongs to one machine, as LVM has it, and the node plugin has no system ID.
+    #[error(
+        "LVM reserves it for the machine of its system ID: remove that (vgchange --systemid '')"
+    )]
+    OtherSystem,
     /// It cannot be changed.
     #[error("it is read-only")]
     ReadOnly,

@@ -61,7 +61,7 @@ pub(super) fn inspect(
 }
 
 /// Whether a device that cannot be inspected is not the pool: none is there, or another process holds it.
-pub(super) fn is_certain(error: &io::Error) -> bool {
+pub(crate) fn is_certain(error: &io::Error) -> bool {
     has_no_content(error) || error.kind() == io::ErrorKind::ResourceBusy
 }
 

@@ -107,7 +107,7 @@ fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, Unusable)]) -> 
 }
 
 /// Paths for a message.
-pub(super) fn join(paths: &[PathBuf]) -> String {
+pub(crate) fn join(paths: &[PathBuf]) -> String {
     let text = |path: &PathBuf| Path::display(path).to_string();
     paths.iter().map(text).collect::<Vec<_>>().join(", ")
 }

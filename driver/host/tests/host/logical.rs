@@ -1,5 +1,7 @@
 //! Volume groups of LVM as pools. A group is on disks of its own, which had other data before.
 
+mod disks;
+
 use std::{
     fs::{self, File},
     os::unix::fs::FileExt as _,
@@ -9,7 +11,7 @@ use cistern_host::{
     EncryptionState, Expectation, ImageRequest, Root, Uuid,
     encryption::HeaderConflict,
     image::{Content, Error},
-    logical::{self, Unfit, VolumeGroup},
+    logical::{self, GroupSource, Unfit, VolumeGroup},
     pool::{self, Owner, PoolClaim},
 };
 use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
@@ -95,7 +97,11 @@ impl Group {
         claim: &PoolClaim,
         expectation: Expectation,
     ) -> Result<VolumeGroup, pool::Error> {
-        VolumeGroup::open(root, &self.name, claim, expectation)
+        VolumeGroup::open(root, &self.source(), claim, expectation)
+    }
+
+    fn source(&self) -> GroupSource {
+        GroupSource::Named(self.name.clone())
     }
 
     fn pool(&self, machine: &Machine) -> VolumeGroup {
@@ -334,8 +340,9 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
 fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     let machine = Machine::new();
     let group = Group::new(&machine, 2);
-    let error = VolumeGroup::open(&machine.root(), "no-such-group", &claim(), Expectation::New)
-        .unwrap_err();
+    let missing = GroupSource::Named("no-such-group".to_owned());
+    let error =
+        VolumeGroup::open(&machine.root(), &missing, &claim(), Expectation::New).unwrap_err();
     assert!(error.to_string().contains("no-such-group"), "{error}");
     let error = group.open(&machine, Expectation::Made).unwrap_err();
     assert!(
@@ -351,6 +358,15 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     group.lvm("vgexport", &[&group.name]);
     group.is_unfit(&machine, &Unfit::Exported);
     group.lvm("vgimport", &[&group.name]);
+    group.lvm(
+        "vgchange",
+        &["--yes", "--systemid", "another-machine", &group.name],
+    );
+    group.is_unfit(&machine, &Unfit::OtherSystem);
+    group.lvm(
+        "vgchange",
+        &["--yes", "--foreign", "--systemid", "", &group.name],
+    );
     let pool = group.pool(&machine);
     must(pool.check());
     let other = PoolClaim {
@@ -426,7 +442,7 @@ fn a_group_follows_its_pool_to_a_restored_cluster_and_by_a_grant_to_another_node
     adopted.check().unwrap_err();
     assert_eq!(must(taken.volumes()), [made]);
     // The pool leaves the group when it is empty, and nothing of it stays.
-    let release = || VolumeGroup::release(&machine.root(), &group.name, &granted, known);
+    let release = || VolumeGroup::release(&machine.root(), &group.source(), &granted, known);
     let error = release().unwrap_err();
     assert!(error.to_string().contains("1 volumes"), "{error}");
     must(taken.remove(&request.uid));

@@ -4,10 +4,13 @@ use std::{io, path::PathBuf};
 
 use cistern_crds::{
     NodePool, NodePoolStatus, PoolOwner,
-    pool::{DeviceSource, ImageSource, PoolSource, is_directory, is_volume_group_name},
+    pool::{
+        DeviceEngine, DeviceSource, ImageSource, PoolSource, is_directory, is_volume_group_name,
+    },
 };
 use cistern_host::{
     PoolDeclaration, Root, Source, Uid,
+    logical::GroupSource,
     pool::{ForeignMarker, Owner, PoolClaim, ReplacedDisk},
     system::Disk,
 };
@@ -89,8 +92,8 @@ pub(super) enum Declared {
     Images(PoolDeclaration),
     /// A volume group of LVM.
     Group {
-        /// Name of the group.
-        name: String,
+        /// Which group it is.
+        source: GroupSource,
         /// The pool that the group is to be.
         claim: PoolClaim,
     },
@@ -120,6 +123,14 @@ pub(super) fn declaration(root: &Root, desired: &DesiredPool) -> Result<Declared
             size: image.size,
             directory: directory(image)?,
         },
+        (None, Some(device), None) if device.engine == DeviceEngine::LogicalVolume => {
+            let source = GroupSource::Disks {
+                paths: candidates(root, device, listed_elsewhere)?,
+                stripes: device.stripes.unwrap_or(1).max(1),
+            };
+            let claim = claim(desired, uid);
+            return Ok(Declared::Group { source, claim });
+        }
         (None, Some(device), None) => Source::Device {
             paths: candidates(root, device, listed_elsewhere)?,
             identity: device_identity.clone(),
@@ -131,16 +142,9 @@ pub(super) fn declaration(root: &Root, desired: &DesiredPool) -> Result<Declared
                     "source.volumeGroup.name is no name that LVM allows",
                 ));
             }
-            return Ok(Declared::Group {
-                name: group.name.clone(),
-                claim: PoolClaim {
-                    uid,
-                    name: spec.name.clone(),
-                    others: others.clone(),
-                    node: node.clone(),
-                    take_over: spec.take_over.as_ref().and_then(granted),
-                },
-            });
+            let source = GroupSource::Named(group.name.clone());
+            let claim = claim(desired, uid);
+            return Ok(Declared::Group { source, claim });
         }
         _ => {
             return Err(Undeclared::InvalidSpec(
@@ -157,6 +161,17 @@ pub(super) fn declaration(root: &Root, desired: &DesiredPool) -> Result<Declared
         replaced: replaced(spec),
         source,
     }))
+}
+
+/// The pool that a volume group is to be.
+fn claim(desired: &DesiredPool, uid: Uid) -> PoolClaim {
+    PoolClaim {
+        uid,
+        name: desired.spec.name.clone(),
+        others: desired.others.clone(),
+        node: desired.node.clone(),
+        take_over: desired.spec.take_over.as_ref().and_then(granted),
+    }
 }
 
 /// The directory of an image. Checked again, because a schema can be replaced.

@@ -9,7 +9,7 @@ use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
     Engine, Expectation, Root, image,
-    logical::VolumeGroup,
+    logical::{GroupSource, VolumeGroup},
     pool::{self, Broken, GroupError, Unfit},
 };
 
@@ -52,8 +52,8 @@ pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> P
     let removed = declared.and_then(|declared| {
         match declared {
             Declared::Images(pool) => root.remove_pool(&pool, expectation)?,
-            Declared::Group { name, claim } => {
-                VolumeGroup::release(root, &name, &claim, expectation)?;
+            Declared::Group { source, claim } => {
+                VolumeGroup::release(root, &source, &claim, expectation)?;
             }
         }
         Ok(())
@@ -118,7 +118,10 @@ fn open(
     if let Some(usable) = usable.filter(|_| is_held) {
         // A pool that fails its check is reopened, and mounted if it is not.
         match usable.pool.check() {
-            Ok(()) => return survey(usable.pool, images, spec),
+            Ok(()) if !add_disks(root, desired, &*usable.pool) => {
+                return survey(usable.pool, images, spec);
+            }
+            Ok(()) => {}
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
             }
@@ -128,11 +131,35 @@ fn open(
     let expectation = before.expectation;
     let pool: Arc<dyn Engine> = match declaration(root, desired)? {
         Declared::Images(pool) => Arc::new(root.open_pool(&pool, expectation)?),
-        Declared::Group { name, claim } => {
-            Arc::new(VolumeGroup::open(root, &name, &claim, expectation)?)
+        Declared::Group { source, claim } => {
+            Arc::new(VolumeGroup::open(root, &source, &claim, expectation)?)
         }
     };
+    add_disks(root, desired, &*pool);
     survey(pool, images, spec)
+}
+
+/// Adds blank disks to a pool that is a volume group of its own disks. Returns whether there were any. If that fails, the pool is as
+/// good as before.
+fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> bool {
+    let Some(group) = pool.group() else {
+        return false;
+    };
+    let added = match declaration(root, desired).map_err(Error::from) {
+        Ok(Declared::Group {
+            source: GroupSource::Disks { paths, .. },
+            ..
+        }) => group.add_disks(&paths).map_err(Error::from),
+        Ok(_) => return false,
+        Err(error) => Err(error),
+    };
+    match added {
+        Ok(count) => count > 0,
+        Err(error) => {
+            tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
+            false
+        }
+    }
 }
 
 /// Reads the statistics and images of an open pool. Resizes its file as declared if there is room,
@@ -202,7 +229,9 @@ impl Error {
                 pool::Error::Ambiguous { .. }
                 | pool::Error::Group(GroupError::Ambiguous { .. }) => Reason::IdentityConflict,
                 pool::Error::OtherNode { .. } => Reason::BelongsToOtherNode,
-                pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
+                pool::Error::NoUsableDevice { .. } | pool::Error::TooFewDevices { .. } => {
+                    Reason::NoUsableDevice
+                }
                 pool::Error::NotMounted { .. } => Reason::NotMounted,
                 pool::Error::ReadOnly { .. }
                 | pool::Error::InUse {

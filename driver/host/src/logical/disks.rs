@@ -1,0 +1,336 @@
+//! The volume group that Cistern makes of the blank disks of a pool.
+//!
+//! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a filesystem. LVM
+//! is not told to answer its own questions with yes, so it refuses a disk on which it finds a signature. The UUID of a
+//! physical volume names its pool, so a disk that an interrupted call has prepared is known again. No disk leaves a group, and no
+//! group is removed.
+
+use std::{collections::BTreeSet, io, path::PathBuf};
+
+use super::{
+    Unfit, VolumeGroup,
+    claim::{failed, path_of, unfit},
+    command::Lvm,
+    report::{DiskRow, GroupTags},
+    tags,
+};
+use crate::{
+    cause::Cause,
+    id::{Uid, Uuid},
+    pool::{
+        self, Candidate, Expectation, PoolClaim, PoolRecord, Unusable, join, node,
+        objection_to_path,
+    },
+    root::Root,
+    system::System,
+};
+
+/// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has another one, so
+/// that a group keeps its name in another machine.
+const PREFIX: &str = "cistern-";
+/// What blkid calls a physical volume.
+const PHYSICAL_VOLUME: &str = "LVM2_member";
+/// Room for the metadata of some ten thousand volumes.
+const METADATA: &str = "16m";
+/// Size of the extents, which is the unit of the sizes of volumes.
+const EXTENT: &str = "1m";
+
+/// A disk that can become a physical volume of the pool.
+#[derive(Debug)]
+struct BlankDisk {
+    /// The kernel's own name for it.
+    path: PathBuf,
+    /// Whether an interrupted call has made it a physical volume.
+    is_prepared: bool,
+}
+
+/// What the disks of a pool are that are in no group of it.
+#[derive(Debug, Default)]
+struct Inspected {
+    blank: Vec<BlankDisk>,
+    unusable: Vec<(PathBuf, Unusable)>,
+    unread: Vec<(PathBuf, io::Error)>,
+}
+
+/// Returns the name of the group of a pool. Makes the group if the pool is new, and there is none.
+pub(super) fn find_or_make(
+    root: &Root,
+    lvm: &Lvm,
+    claim: &PoolClaim,
+    (paths, stripes): (&[PathBuf], u32),
+    expectation: Expectation,
+) -> Result<String, pool::Error> {
+    let (rows, failure) = lvm
+        .report_all::<GroupTags>(&*root.system)
+        .map_err(pool::failed("list the volume groups"))?;
+    if let Some(name) = find(&rows, claim, expectation)? {
+        return Ok(name);
+    }
+    // A group that could not be read may be the pool.
+    if let Some(cause) = failure {
+        return Err(pool::failed("list the volume groups")(cause));
+    }
+    if expectation != Expectation::New {
+        let what = format!("the volume group of the pool (listed: {})", join(paths));
+        return Err(pool::Error::BackingMissing { what });
+    }
+    make(root, lvm, claim, paths, stripes)
+}
+
+/// Returns the name of the group that has a pool, as its tags say.
+pub(super) fn find_by_tags(root: &Root, lvm: &Lvm, pool: &Uid) -> Result<Option<String>, Cause> {
+    let (rows, failure) = lvm.report_all::<GroupTags>(&*root.system)?;
+    let is_it = |row: &&GroupTags| {
+        let found = tags::record(&row.tags);
+        matches!(found, Ok(Some(record)) if record.pool_uid == *pool)
+    };
+    match (rows.iter().find(is_it), failure) {
+        (Some(row), _) => Ok(Some(row.name.clone())),
+        (None, Some(cause)) => Err(cause),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The group that is the pool, or that was it before its StoragePool was recreated with another UID. Several are an error.
+fn find(
+    rows: &[GroupTags],
+    claim: &PoolClaim,
+    expectation: Expectation,
+) -> Result<Option<String>, pool::Error> {
+    let (mut own, mut returning, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
+    for row in rows {
+        let name = &row.name;
+        let record = match tags::record(&row.tags) {
+            Ok(None) => continue,
+            Ok(Some(record)) => record,
+            Err(tag) => {
+                let error = pool::Error::Group(unfit(name, Unfit::Tag(tag)));
+                doubts.push((path_of(name), Candidate::Unread(Box::new(error))));
+                continue;
+            }
+        };
+        let is_own = match expectation {
+            Expectation::Known { filesystem_uuid } => record.filesystem_uuid == filesystem_uuid,
+            Expectation::Made | Expectation::New => record.pool_uid == claim.uid,
+        };
+        if is_own {
+            own.push((name, record));
+        } else if !matches!(expectation, Expectation::Known { .. }) && record.is_returning(claim) {
+            if is_made(name) {
+                returning.push((name, record));
+            } else {
+                let in_file = false;
+                doubts.push((path_of(name), Candidate::OtherSource { in_file }));
+            }
+        }
+    }
+    let found = if own.is_empty() {
+        returning
+    } else {
+        doubts.clear();
+        own
+    };
+    match &found[..] {
+        [] if doubts.is_empty() => return Ok(None),
+        [(name, _)] if doubts.is_empty() => return Ok(Some((*name).clone())),
+        _ => {}
+    }
+    let found = found.into_iter().map(|(name, record)| {
+        let (pool, uid) = (record.pool_name, record.pool_uid);
+        (path_of(name), Candidate::Marker { name: pool, uid })
+    });
+    Err(pool::Error::Ambiguous {
+        name: claim.name.clone(),
+        found: found.chain(doubts).collect(),
+    })
+}
+
+/// Makes the group of a new pool of all blank disks, and returns its name.
+fn make(
+    root: &Root,
+    lvm: &Lvm,
+    claim: &PoolClaim,
+    paths: &[PathBuf],
+    stripes: u32,
+) -> Result<String, pool::Error> {
+    let system = &*root.system;
+    let Inspected {
+        blank,
+        unusable: devices,
+        unread,
+    } = inspect(root, lvm, &claim.uid, paths)?;
+    if !unread.is_empty() {
+        let unread = unread.into_iter();
+        return Err(pool::Error::Ambiguous {
+            name: claim.name.clone(),
+            found: unread
+                .map(|(path, error)| (path, Candidate::unread(error)))
+                .collect(),
+        });
+    }
+    if blank.is_empty() {
+        return Err(pool::Error::NoUsableDevice { devices });
+    }
+    if blank.len() < stripes as usize {
+        return Err(pool::Error::TooFewDevices {
+            blank: blank.into_iter().map(|disk| disk.path).collect(),
+            stripes,
+            devices,
+        });
+    }
+    let uuid = Uuid::new_v4();
+    let name = name_of(uuid);
+    let make = || -> Result<(), Cause> {
+        let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
+        for disk in &blank {
+            prepare(system, lvm, &claim.uid, disk)?;
+        }
+        let mut command = lvm
+            .command("vgcreate")
+            .option("--physicalextentsize", EXTENT)
+            .option("--setautoactivation", "n");
+        for tag in tags {
+            command = command.option("--addtag", tag);
+        }
+        let command = command.operand(&name);
+        let command = blank
+            .iter()
+            .fold(command, |it, disk| it.operand(&disk.path));
+        lvm.run(system, &command)?;
+        Ok(())
+    };
+    make().map_err(failed("make the disks", &name))?;
+    let disks = blank.iter().map(|disk| disk.path.clone());
+    let disks = join(&disks.collect::<Vec<_>>());
+    tracing::info!(
+        pool = claim.name,
+        group = name,
+        disks,
+        "made the volume group"
+    );
+    Ok(name)
+}
+
+impl VolumeGroup {
+    /// Adds the blank ones of these disks to a group that Cistern has made, and returns how many. After that the group has to
+    /// be opened again. Fails if one cannot be added.
+    pub fn add_disks(&self, paths: &[PathBuf]) -> Result<usize, pool::Error> {
+        let system = &*self.system;
+        let name = &self.name;
+        let lvm = Lvm::new(&self.root).map_err(pool::failed("list the devices"))?;
+        let found = inspect(&self.root, &lvm, self.uid(), paths)?;
+        for disk in &found.blank {
+            let add = || -> Result<(), Cause> {
+                prepare(system, &lvm, self.uid(), disk)?;
+                let command = lvm.command("vgextend").operand(name);
+                lvm.run(system, &command.operand(&disk.path))?;
+                Ok(())
+            };
+            let path = disk.path.display();
+            add().map_err(pool::failed(format!("add {path} to volume group {name}")))?;
+            tracing::info!(pool = %self, group = name, disk = %path, "added a disk to the volume group");
+        }
+        Ok(found.blank.len())
+    }
+}
+
+/// Inspects the disks of a pool that are in no volume group.
+fn inspect(
+    root: &Root,
+    lvm: &Lvm,
+    pool: &Uid,
+    paths: &[PathBuf],
+) -> Result<Inspected, pool::Error> {
+    let system = &*root.system;
+    let (mut seen, mut inspected) = (BTreeSet::new(), Inspected::default());
+    let mut rows: Option<Vec<DiskRow>> = None;
+    for path in paths {
+        let (number, objection) = match objection_to_path(root, path) {
+            Ok(found) => found,
+            Err(Cause::Io(error)) if !pool::is_certain(&error) => {
+                inspected.unread.push((path.clone(), error));
+                continue;
+            }
+            Err(cause) => {
+                inspected.unusable.push((path.clone(), cause.into()));
+                continue;
+            }
+        };
+        if !seen.insert(number) {
+            continue;
+        }
+        let is_prepared = match &objection {
+            Some(Unusable::Holds { format }) if format == PHYSICAL_VOLUME => {
+                let all = if let Some(rows) = rows.take() {
+                    rows
+                } else {
+                    // A disk that LVM cannot read is no prepared one.
+                    let listed = lvm.report_all(system);
+                    listed.map_err(pool::failed("list the physical volumes"))?.0
+                };
+                let prefix = uuid_prefix(pool);
+                let is_it = |row: &DiskRow| row.is_on(number) && row.is_prepared(&prefix);
+                rows.insert(all).iter().any(is_it)
+            }
+            _ => false,
+        };
+        match objection {
+            Some(why) if !is_prepared => inspected.unusable.push((path.clone(), why)),
+            _ => {
+                let path = node(system, number);
+                let path = path.map_err(pool::failed(format!("find device {number}")))?;
+                inspected.blank.push(BlankDisk { path, is_prepared });
+            }
+        }
+    }
+    Ok(inspected)
+}
+
+/// Makes a blank disk a physical volume.
+fn prepare(system: &dyn System, lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
+    if disk.is_prepared {
+        return Ok(());
+    }
+    let command = lvm
+        .command("pvcreate")
+        .arg("--norestorefile")
+        .option("--uuid", disk_uuid(pool, Uuid::new_v4()))
+        .option("--metadatasize", METADATA);
+    lvm.run(system, &command.operand(&disk.path))?;
+    Ok(())
+}
+
+fn name_of(pool: Uuid) -> String {
+    let letters = pool.to_string().replace('-', "");
+    format!("{PREFIX}{}", &letters[..12])
+}
+
+/// Whether a group has a name that Cistern gives.
+fn is_made(name: &str) -> bool {
+    let letters = name.strip_prefix(PREFIX);
+    letters.is_some_and(|letters| {
+        letters.len() == 12 && letters.bytes().all(|it| it.is_ascii_hexdigit())
+    })
+}
+
+/// How the UUIDs of the physical volumes of a pool begin, without their hyphens.
+fn uuid_prefix(pool: &Uid) -> String {
+    format!("{:0<12}cistern", pool.label())
+}
+
+/// The UUID of a new physical volume of a pool, as lvm(8) writes one.
+fn disk_uuid(pool: &Uid, random: Uuid) -> String {
+    let letters = uuid_prefix(pool) + &random.to_string().replace('-', "");
+    let mut rest = &letters[..32];
+    let parts = [6, 4, 4, 4, 4, 4, 6].map(|length| {
+        let (part, others) = rest.split_at(length);
+        rest = others;
+        part
+    });
+    parts.join("-")
+}
+
+/// How a message names the group of a pool before it is found.
+pub(super) fn described(claim: &PoolClaim) -> String {
+    format!("of pool {}", claim.name)
+}
