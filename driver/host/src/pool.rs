@@ -42,7 +42,7 @@ use cistern_types::Bytes;
 
 pub(crate) use self::{
     backing::node, broken::has_shut_down, disks::objection_to_path, error::failed,
-    inspection::is_certain, known::join, layers::own_file, record::PoolRecord,
+    inspection::is_certain, known::join, layers::is_own_file, record::PoolRecord,
 };
 pub use self::{
     broken::Broken,

@@ -25,6 +25,7 @@ pub use self::fail_at::{FailAt, Fault};
 pub use self::{
     devices::{
         BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus, MappedDevice,
+        StackedDevice,
     },
     disk::Disk,
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},

@@ -6,39 +6,58 @@ use cistern_types::Bytes;
 
 use super::{
     Error, VolumeGroup,
-    report::{DiskRow, number},
+    report::{DiskRow, GroupRow, VolumeRow, number},
+    volume::LogicalVolume,
 };
 use crate::{cause::Cause, pool::PoolStatistics};
 
+/// How often a group is read again that has changed meanwhile.
+const ATTEMPTS: u32 = 10;
 /// Room for metadata that is left to changes of what exists. A volume takes some hundred bytes, and LVM writes all of its
 /// metadata anew with each change.
 const METADATA_KEPT: Bytes = Bytes(64 << 10);
 
 impl VolumeGroup {
     /// Reads the sizes of the group, in whole extents. Logical volumes that are not Cistern's are no part of what can be
-    /// reserved. Nothing is available once the metadata has no room for another volume. Fails if the group cannot be used.
+    /// reserved. Nothing more can be reserved once the metadata has no room for another volume. Fails if the group cannot be
+    /// used.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
-        let row = self.row()?;
-        let volumes = self.logical_volumes()?;
+        let (row, volumes) = self.snapshot()?;
         let sizes = || -> Result<_, Cause> {
             let extents = |count: u64| Bytes(count.saturating_mul(self.extent_size.0));
             let size = extents(number(&row.extent_count)?);
-            let free = extents(self.usable(number(&row.free_count)?)?);
-            Ok((size, free, Bytes(number(&row.mda_free)?)))
+            let available = if has_room_for_metadata(&row)? {
+                extents(self.usable(number(&row.free_count)?)?)
+            } else {
+                Bytes::ZERO
+            };
+            Ok((size, available))
         };
-        let (size, free, metadata) = sizes().map_err(self.failed("read the sizes"))?;
+        let (size, available) = sizes().map_err(self.failed("read the sizes"))?;
         let sizes = volumes.iter().map(|volume| volume.size);
         let ours = sizes.fold(Bytes::ZERO, Bytes::saturating_add);
-        let available = if metadata < METADATA_KEPT {
-            Bytes::ZERO
-        } else {
-            free
-        };
         Ok(PoolStatistics {
             size,
-            empty: ours.saturating_add(free),
+            empty: ours.saturating_add(available),
             available,
         })
+    }
+
+    /// Reads the group and its volumes, both between the same two changes of it, unless it changes all the time.
+    fn snapshot(&self) -> Result<(GroupRow, Vec<LogicalVolume>), Error> {
+        let mut others = 0..ATTEMPTS;
+        loop {
+            let row = self.row()?;
+            let read = || -> Result<_, Cause> {
+                let rows: Vec<VolumeRow> = self.lvm.report(&self.name)?;
+                let is_same = rows.iter().all(|volume| volume.change == row.change);
+                Ok((is_same, LogicalVolume::all_of(&rows)?))
+            };
+            let (is_same, volumes) = read().map_err(self.failed("list the volumes"))?;
+            if is_same || others.next().is_none() {
+                return Ok((row, volumes));
+            }
+        }
     }
 
     /// How many extents a size takes: as many on each disk of a stripe.
@@ -54,7 +73,7 @@ impl VolumeGroup {
         if self.stripes <= 1 {
             return Ok(free);
         }
-        let (rows, failure) = self.lvm.report_all::<DiskRow>(&*self.system)?;
+        let (rows, failure) = self.lvm.report_all::<DiskRow>()?;
         if let Some(failure) = failure {
             return Err(failure);
         }
@@ -62,6 +81,11 @@ impl VolumeGroup {
         let free: io::Result<Vec<u64>> = own.map(DiskRow::free).collect();
         Ok(striped(&free?, self.stripes as usize))
     }
+}
+
+/// Whether there is room for the metadata of another volume.
+pub(super) fn has_room_for_metadata(row: &GroupRow) -> io::Result<bool> {
+    Ok(Bytes(number(&row.mda_free)?) >= METADATA_KEPT)
 }
 
 /// How many extents fit in stripes over so many disks with these free extents, if LVM allocates all of them at once: it takes the

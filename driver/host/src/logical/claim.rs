@@ -1,6 +1,7 @@
 //! Opening a volume group: it becomes a pool once, and is the same pool from then on.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,12 +17,11 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    command,
+    command::{self, Command},
     encryption::DEVICE_MAPPER,
     id::Uuid,
     pool::{self, Expectation, GroupUnavailable, PoolClaim, PoolRecord},
     root::Root,
-    system::System,
 };
 
 /// Longest name of a mapping (`DM_NAME_LEN` of the kernel, less the end of the text).
@@ -51,11 +51,11 @@ impl VolumeGroup {
             }
         };
         let (system, name) = (Arc::clone(&root.system), &name);
-        let row = read(&*system, &lvm, name)?;
+        let row = read(&lvm, name)?;
         let found = record_of(&row, name)?;
         let record = expected(found.as_ref(), name, claim, expectation)?;
         if found.as_ref() != Some(&record) {
-            write(&*system, &lvm, name, &row, &record)?;
+            write(&lvm, name, &row, &record)?;
             if let Some(before) = found {
                 before.log_adoption(&record);
             }
@@ -109,13 +109,15 @@ impl VolumeGroup {
             return Ok(());
         };
         let row = group.row()?;
-        let mut command = group.lvm.command("vgchange");
-        for tag in tags::own(&row.tags) {
-            command = command.option("--deltag", tag);
-        }
-        let done = group.lvm.run(&*group.system, &command.operand(name));
-        done.map_err(failed("remove the tags", name))?;
-        Ok(())
+        let untag = || -> Result<(), Cause> {
+            let mut command = group.lvm.command("vgchange")?;
+            for tag in tags::own(&row.tags) {
+                command = command.option("--deltag", tag);
+            }
+            group.lvm.run(&command.operand(name))?;
+            Ok(())
+        };
+        Ok(untag().map_err(failed("remove the tags", name))?)
     }
 
     /// Verifies that the group is still the pool, and can be changed. Fails with the first difference.
@@ -126,13 +128,21 @@ impl VolumeGroup {
     /// Reads the state of the group. Fails as [`Self::check`] does.
     pub(super) fn row(&self) -> Result<GroupRow, Error> {
         let name = &self.name;
-        let row = read(&*self.system, &self.lvm, name)?;
+        let row = read(&self.lvm, name)?;
         match record_of(&row, name)? {
             Some(found) if found == self.record => {}
             Some(found) => return Err(other_pool(&found, name)),
             None => return Err(unfit(name, Unfit::NoPool(self.record.pool_name.clone()))),
         }
         Ok(row)
+    }
+
+    /// Runs a command that changes what exists in the group. LVM would record for good that a disk is missing which it does not
+    /// find, so all of them have to be there.
+    pub(super) fn change(&self, command: &Command) -> Result<(), Cause> {
+        self.row().map_err(io::Error::other)?;
+        self.lvm.run(command)?;
+        Ok(())
     }
 
     pub(super) fn failed(&self, operation: &'static str) -> impl FnOnce(Cause) -> Error + use<> {
@@ -161,8 +171,8 @@ fn availability() -> Result<(), GroupUnavailable> {
 }
 
 /// Reads the state of the group of this name, which can be changed on this machine.
-pub(super) fn read(system: &dyn System, lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
-    let rows = lvm.report(system, name).map_err(|cause| {
+pub(super) fn read(lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
+    let rows = lvm.report(name).map_err(|cause| {
         // LVM has one exit code for all failures.
         let group = name.to_owned();
         if cause.says(&format!("Volume group \"{name}\" not found")) {
@@ -241,17 +251,11 @@ fn expected(
 }
 
 /// Writes to its tags which pool a group is. LVM changes all of them at once.
-fn write(
-    system: &dyn System,
-    lvm: &Lvm,
-    name: &str,
-    row: &GroupRow,
-    record: &PoolRecord,
-) -> Result<(), Error> {
+fn write(lvm: &Lvm, name: &str, row: &GroupRow, record: &PoolRecord) -> Result<(), Error> {
     let write = || -> Result<(), Cause> {
         let wanted = tags::of_record(record)?;
         let found: Vec<&str> = tags::own(&row.tags).collect();
-        let mut command = lvm.command("vgchange");
+        let mut command = lvm.command("vgchange")?;
         for tag in &found {
             if !wanted.iter().any(|it| it == tag) {
                 command = command.option("--deltag", *tag);
@@ -262,7 +266,7 @@ fn write(
                 command = command.option("--addtag", tag.as_str());
             }
         }
-        lvm.run(system, &command.operand(name))?;
+        lvm.run(&command.operand(name))?;
         Ok(())
     };
     write().map_err(failed("write the tags", name))
@@ -314,6 +318,7 @@ mod tests {
             lock_type: String::new(),
             permissions: "writeable".to_owned(),
             missing_pv_count: "0".to_owned(),
+            change: "1".to_owned(),
         }
     }
 

@@ -4,10 +4,11 @@
 //! to a raw block volume is seen. No command is killed.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     io,
     os::fd::{AsFd as _, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -17,9 +18,9 @@ use super::report::{self, Report};
 use crate::{
     cause::Cause,
     command::{Command, Output},
-    pool::own_file,
+    pool::is_own_file,
     root::Root,
-    system::{LOGICAL_VOLUME, MAPPING, MAPPING_UUID, OFlags, System},
+    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MAPPING_UUID, OFlags, StackedDevice},
 };
 
 /// The program of all commands.
@@ -36,56 +37,36 @@ const CONFIG: &str = "devices { use_devicesfile=0 hints=\"none\" obtain_device_l
     activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } \
     backup { backup=0 archive=0 }";
 
-/// How to call LVM for one group.
+/// How to call LVM.
 #[derive(Debug)]
 pub(super) struct Lvm {
-    /// The devices that it may read, separated by commas.
-    devices: OsString,
+    root: Root,
     /// An empty input.
     input: OwnedFd,
 }
 
 impl Lvm {
-    /// Finds the devices that can belong to a volume group. Others are in a pool, or are logical volumes themselves.
     pub(super) fn new(root: &Root) -> io::Result<Self> {
-        let system = &*root.system;
-        let mut not_searched = system.mapped_devices()?;
-        not_searched.retain(|device| device.mapping.uuid.as_deref().is_some_and(is_not_searched));
-        let mut paths: Vec<PathBuf> = Vec::new();
-        for (name, number) in system.block_devices()? {
-            let is_memory = name.starts_with("ram") || name.starts_with("zram");
-            let mut not_searched = not_searched.iter();
-            if !is_memory
-                && !not_searched.any(|device| device.number == number)
-                && own_file(root, number)?.is_none()
-            {
-                paths.push(system.device_path(&name, number)?);
-            }
-        }
-        let mut devices = OsString::new();
-        for path in paths {
-            if !devices.is_empty() {
-                devices.push(",");
-            }
-            devices.push(path);
-        }
-        let input = system.open("/dev/null".as_ref(), OFlags::RDONLY)?;
-        Ok(Self { devices, input })
+        let input = root.system.open("/dev/null".as_ref(), OFlags::RDONLY)?;
+        let root = root.clone();
+        Ok(Self { root, input })
     }
 
-    /// A command without its arguments.
-    pub(super) fn command(&self, verb: &'static str) -> Command {
-        Command::new(PROGRAM, DEADLINE)
+    /// A command without its arguments. It may read the devices that are there now: LVM takes a disk of a group that it may not
+    /// read for a missing one.
+    pub(super) fn command(&self, verb: &'static str) -> io::Result<Command> {
+        let devices = searched(&self.root, &self.root.system.stacked_devices()?);
+        Ok(Command::new(PROGRAM, DEADLINE)
             .never_killed()
             .keeping(OUTPUT)
             .arg(verb)
             .option("--config", CONFIG)
-            .option("--devices", self.devices.clone())
+            .option("--devices", devices))
     }
 
     /// Runs a command that must succeed.
-    pub(super) fn run(&self, system: &dyn System, command: &Command) -> Result<Output, Cause> {
-        let output = system.run(command, self.input.as_fd())?;
+    pub(super) fn run(&self, command: &Command) -> Result<Output, Cause> {
+        let output = self.root.system.run(command, self.input.as_fd())?;
         match output.exit {
             Some(0) => Ok(output),
             _ => Err(command.failed(&output).into()),
@@ -93,18 +74,15 @@ impl Lvm {
     }
 
     /// Runs a command that lists rows of one kind, of a group or of a logical volume.
-    pub(super) fn report<T: Report>(&self, system: &dyn System, of: &str) -> Result<Vec<T>, Cause> {
-        let output = self.run(system, &self.reporting::<T>().operand(of))?;
+    pub(super) fn report<T: Report>(&self, of: &str) -> Result<Vec<T>, Cause> {
+        let output = self.run(&self.reporting::<T>()?.operand(of))?;
         Ok(report::parse(&output.stdout)?)
     }
 
     /// Lists all rows of one kind. If LVM could not read all of them, those that it has read, and why.
-    pub(super) fn report_all<T: Report>(
-        &self,
-        system: &dyn System,
-    ) -> Result<(Vec<T>, Option<Cause>), Cause> {
-        let command = self.reporting::<T>();
-        let output = system.run(&command, self.input.as_fd())?;
+    pub(super) fn report_all<T: Report>(&self) -> Result<(Vec<T>, Option<Cause>), Cause> {
+        let command = self.reporting::<T>()?;
+        let output = self.root.system.run(&command, self.input.as_fd())?;
         let failure = (output.exit != Some(0)).then(|| Cause::from(command.failed(&output)));
         match (report::parse(&output.stdout), failure) {
             (Ok(rows), failure) => Ok((rows, failure)),
@@ -113,35 +91,165 @@ impl Lvm {
         }
     }
 
-    fn reporting<T: Report>(&self) -> Command {
-        self.command(T::VERB)
+    fn reporting<T: Report>(&self) -> io::Result<Command> {
+        let command = self.command(T::VERB)?;
+        Ok(command
             .option("--reportformat", "json")
             .option("--units", "b")
             .arg("--nosuffix")
-            .option("--options", T::FIELDS)
+            .option("--options", T::FIELDS))
     }
 }
 
-/// Whether a device with this UUID is a logical volume, or a mapping of an encrypted image, in which a pod writes.
-fn is_not_searched(uuid: &str) -> bool {
+/// The devices that can belong to a volume group, separated by commas: neither logical volumes, nor devices with the data of a
+/// volume of Cistern, in which a pod writes, nor what is built on these.
+fn searched(root: &Root, all: &[StackedDevice]) -> OsString {
+    let with_data = |device: &&StackedDevice| has_volume(root, device);
+    let mut excluded: BTreeSet<DeviceNumber> =
+        all.iter().filter(with_data).map(|it| it.number).collect();
+    loop {
+        let is_above = |device: &&StackedDevice| {
+            let mut beneath = device.beneath.iter();
+            !excluded.contains(&device.number) && beneath.any(|it| excluded.contains(it))
+        };
+        let above: Vec<DeviceNumber> = all.iter().filter(is_above).map(|it| it.number).collect();
+        if above.is_empty() {
+            break;
+        }
+        excluded.extend(above);
+    }
+    let mut devices = OsString::new();
+    for device in all {
+        let is_memory = device.name.starts_with("ram") || device.name.starts_with("zram");
+        if is_memory || is_logical_volume(device) || excluded.contains(&device.number) {
+            continue;
+        }
+        if !devices.is_empty() {
+            devices.push(",");
+        }
+        devices.push(&device.path);
+    }
+    devices
+}
+
+/// Whether a device has the data of a volume of Cistern, or of a file of it.
+fn has_volume(root: &Root, device: &StackedDevice) -> bool {
+    let is_device = |file: &Path| {
+        // kubelet binds a loop device to the node of each raw block volume, in a folder of this name.
+        file.starts_with("/dev") || file.iter().any(|part| part == "volumeDevices")
+    };
+    let in_file = |file: &PathBuf| is_own_file(root, file) || is_device(file);
+    let uuid = device.mapping.as_ref().and_then(|it| it.uuid.as_deref());
     let of_image = format!("-{MAPPING}");
-    uuid.starts_with(LOGICAL_VOLUME) || uuid.starts_with(MAPPING_UUID) && uuid.contains(&of_image)
+    let is_mapping =
+        uuid.is_some_and(|uuid| uuid.starts_with(MAPPING_UUID) && uuid.contains(&of_image));
+    let is_volume = is_logical_volume(device) && {
+        let name = device.mapping.as_ref().map(|it| it.name.replace("--", "-"));
+        name.is_some_and(|name| name.contains(&of_image))
+    };
+    device.backing_file.as_ref().is_some_and(in_file) || is_mapping || is_volume
+}
+
+fn is_logical_volume(device: &StackedDevice) -> bool {
+    let uuid = device.mapping.as_ref().and_then(|it| it.uuid.as_deref());
+    uuid.is_some_and(|uuid| uuid.starts_with(LOGICAL_VOLUME))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::system::{Linux, MappingName};
+
+    fn root() -> Root {
+        Root::new("/var/lib/cistern", Arc::new(Linux::new("/run/cistern")))
+    }
+
+    fn device(minor: u32, path: &str) -> StackedDevice {
+        StackedDevice {
+            name: path.trim_start_matches("/dev/").to_owned(),
+            number: DeviceNumber { major: 8, minor },
+            path: path.into(),
+            ..StackedDevice::default()
+        }
+    }
+
+    fn mapped(minor: u32, name: &str, uuid: &str) -> StackedDevice {
+        StackedDevice {
+            mapping: Some(MappingName {
+                name: name.to_owned(),
+                uuid: Some(uuid.to_owned()),
+            }),
+            ..device(minor, &format!("/dev/dm-{minor}"))
+        }
+    }
+
+    fn bound(minor: u32, file: &str) -> StackedDevice {
+        StackedDevice {
+            backing_file: Some(file.into()),
+            ..device(minor, &format!("/dev/loop{minor}"))
+        }
+    }
+
+    fn on(beneath: u32, device: StackedDevice) -> StackedDevice {
+        let beneath = vec![DeviceNumber {
+            major: 8,
+            minor: beneath,
+        }];
+        StackedDevice { beneath, ..device }
+    }
 
     #[test]
-    fn groups_are_searched_on_mappings_of_the_host_and_not_on_those_of_volumes() {
-        for (uuid, expected) in [
-            ("CRYPT-LUKS2-0123-cistern-u-1", true),
-            ("LVM-abc", true),
-            ("CRYPT-LUKS2-0123-root", false),
-            ("mpath-3600", false),
-            ("part1-mpath-3600", false),
+    fn groups_are_searched_on_devices_of_the_host_and_not_on_those_in_which_a_pod_writes() {
+        let root = root();
+        let uid = "11111111-2222-3333-4444-555555555555";
+        let searched =
+            |device: &StackedDevice| !searched(&root, std::slice::from_ref(device)).is_empty();
+        for device in [
+            device(1, "/dev/sda"),
+            bound(1, "/srv/disk.img"),
+            mapped(1, "root", "CRYPT-LUKS2-0123-root"),
+            mapped(1, "mpatha", "mpath-3600"),
+            mapped(1, "mpatha1", "part1-mpath-3600"),
         ] {
-            assert_eq!(is_not_searched(uuid), expected, "{uuid}");
+            assert!(searched(&device), "{device:?}");
         }
+        for device in [
+            device(1, "/dev/ram0"),
+            device(1, "/dev/zram0"),
+            bound(1, &format!("/var/lib/cistern/pools/p/images/{uid}")),
+            bound(1, &format!("/x/images/{uid}")),
+            bound(1, "/dev/sdb"),
+            bound(
+                1,
+                &format!("/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pv/dev/{uid}"),
+            ),
+            mapped(
+                1,
+                &format!("cistern-{uid}"),
+                &format!("CRYPT-LUKS2-0123-cistern-{uid}"),
+            ),
+            mapped(1, "vg-data", "LVM-abc"),
+            mapped(1, "vg-cistern--11111111--2222", "LVM-abc"),
+        ] {
+            assert!(!searched(&device), "{device:?}");
+        }
+    }
+
+    #[test]
+    fn groups_are_not_searched_on_what_is_built_on_the_device_of_a_volume() {
+        let root = root();
+        let all = [
+            on(4, mapped(5, "deep", "CRYPT-PLAIN-deep")),
+            on(3, mapped(4, "vg-cistern--1p1", "part1-LVM-abc")),
+            mapped(3, "vg-cistern--1", "LVM-abc"),
+            // A host may have a group on an encrypted logical volume.
+            mapped(6, "vg-root", "LVM-def"),
+            on(6, mapped(7, "root", "CRYPT-LUKS2-0123-root")),
+            device(1, "/dev/sda"),
+            on(1, device(2, "/dev/sda1")),
+        ];
+        assert_eq!(searched(&root, &all), "/dev/dm-7,/dev/sda,/dev/sda1");
     }
 }

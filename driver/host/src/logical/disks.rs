@@ -22,7 +22,6 @@ use crate::{
         objection_to_path,
     },
     root::Root,
-    system::System,
 };
 
 /// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has another one, so
@@ -61,7 +60,7 @@ pub(super) fn find_or_make(
     expectation: Expectation,
 ) -> Result<String, pool::Error> {
     let (rows, failure) = lvm
-        .report_all::<GroupTags>(&*root.system)
+        .report_all::<GroupTags>()
         .map_err(pool::failed("list the volume groups"))?;
     if let Some(name) = find(&rows, claim, expectation)? {
         return Ok(name);
@@ -78,8 +77,8 @@ pub(super) fn find_or_make(
 }
 
 /// Returns the name of the group that has a pool, as its tags say.
-pub(super) fn find_by_tags(root: &Root, lvm: &Lvm, pool: &Uid) -> Result<Option<String>, Cause> {
-    let (rows, failure) = lvm.report_all::<GroupTags>(&*root.system)?;
+pub(super) fn find_by_tags(lvm: &Lvm, pool: &Uid) -> Result<Option<String>, Cause> {
+    let (rows, failure) = lvm.report_all::<GroupTags>()?;
     let is_it = |row: &&GroupTags| {
         let found = tags::record(&row.tags);
         matches!(found, Ok(Some(record)) if record.pool_uid == *pool)
@@ -153,7 +152,6 @@ fn make(
     paths: &[PathBuf],
     stripes: u32,
 ) -> Result<String, pool::Error> {
-    let system = &*root.system;
     let Inspected {
         blank,
         unusable: devices,
@@ -183,10 +181,10 @@ fn make(
     let make = || -> Result<(), Cause> {
         let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
         for disk in &blank {
-            prepare(system, lvm, &claim.uid, disk)?;
+            prepare(lvm, &claim.uid, disk)?;
         }
         let mut command = lvm
-            .command("vgcreate")
+            .command("vgcreate")?
             .option("--physicalextentsize", EXTENT)
             .option("--setautoactivation", "n");
         for tag in tags {
@@ -196,7 +194,7 @@ fn make(
         let command = blank
             .iter()
             .fold(command, |it, disk| it.operand(&disk.path));
-        lvm.run(system, &command)?;
+        lvm.run(&command)?;
         Ok(())
     };
     make().map_err(failed("make the disks", &name))?;
@@ -212,18 +210,15 @@ fn make(
 }
 
 impl VolumeGroup {
-    /// Adds the blank ones of these disks to a group that Cistern has made, and returns how many. After that the group has to
-    /// be opened again. Fails if one cannot be added.
+    /// Adds the blank ones of these disks to a group that Cistern has made, and returns how many. Fails if one cannot be added.
     pub fn add_disks(&self, paths: &[PathBuf]) -> Result<usize, pool::Error> {
-        let system = &*self.system;
-        let name = &self.name;
-        let lvm = Lvm::new(&self.root).map_err(pool::failed("list the devices"))?;
-        let found = inspect(&self.root, &lvm, self.uid(), paths)?;
+        let (lvm, name) = (&self.lvm, &self.name);
+        let found = inspect(&self.root, lvm, self.uid(), paths)?;
         for disk in &found.blank {
             let add = || -> Result<(), Cause> {
-                prepare(system, &lvm, self.uid(), disk)?;
-                let command = lvm.command("vgextend").operand(name);
-                lvm.run(system, &command.operand(&disk.path))?;
+                prepare(lvm, self.uid(), disk)?;
+                let command = lvm.command("vgextend")?.operand(name);
+                lvm.run(&command.operand(&disk.path))?;
                 Ok(())
             };
             let path = disk.path.display();
@@ -265,7 +260,7 @@ fn inspect(
                     rows
                 } else {
                     // A disk that LVM cannot read is no prepared one.
-                    let listed = lvm.report_all(system);
+                    let listed = lvm.report_all();
                     listed.map_err(pool::failed("list the physical volumes"))?.0
                 };
                 let prefix = uuid_prefix(pool);
@@ -287,16 +282,16 @@ fn inspect(
 }
 
 /// Makes a blank disk a physical volume.
-fn prepare(system: &dyn System, lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
+fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
     if disk.is_prepared {
         return Ok(());
     }
     let command = lvm
-        .command("pvcreate")
+        .command("pvcreate")?
         .arg("--norestorefile")
         .option("--uuid", disk_uuid(pool, Uuid::new_v4()))
         .option("--metadatasize", METADATA);
-    lvm.run(system, &command.operand(&disk.path))?;
+    lvm.run(&command.operand(&disk.path))?;
     Ok(())
 }
 

@@ -56,11 +56,11 @@ impl VolumeGroup {
         size: Bytes,
         extents: Vec<String>,
     ) -> Result<(), Cause> {
-        let command = self.lvm.command("lvextend");
+        let command = self.lvm.command("lvextend")?;
         let command = command.option("--extents", self.extents(size).to_string());
         let command = command.operand(self.path_of(&volume.uid));
         let command = extents.into_iter().fold(command, Command::operand);
-        self.lvm.run(&*self.system, &command)?;
+        self.lvm.run(&command)?;
         Ok(())
     }
 
@@ -84,7 +84,7 @@ impl VolumeGroup {
         system.sync(device.as_fd())?;
         drop(device);
         let name = self.path_of(&uid);
-        let rows: Vec<SegmentRow> = self.lvm.report(system, &name)?;
+        let rows: Vec<SegmentRow> = self.lvm.report(&name)?;
         let ranges = rows.iter().flat_map(|row| row.ranges.split_whitespace());
         let ranges: Vec<String> = ranges.map(str::to_owned).collect();
         // Without them the volume would get extents with the data of others.
@@ -99,10 +99,8 @@ impl VolumeGroup {
     }
 
     fn remove_growth(&self, uid: &Uid) -> Result<(), Cause> {
-        let command = self.lvm.command("lvremove").arg("--yes");
-        let command = command.operand(self.path_of(uid));
-        self.lvm.run(&*self.system, &command)?;
-        Ok(())
+        let command = self.lvm.command("lvremove")?.arg("--yes");
+        self.change(&command.operand(self.path_of(uid)))
     }
 }
 

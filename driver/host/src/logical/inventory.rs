@@ -51,19 +51,18 @@ struct Found {
 fn find(root: &Root, uid: &Uid) -> Result<Option<String>, Error> {
     let of_pool = format!("of pool {uid}");
     let lvm = claim::lvm(root, &of_pool)?;
-    let found = disks::find_by_tags(root, &lvm, uid);
+    let found = disks::find_by_tags(&lvm, uid);
     found.map_err(claim::failed("find the tags", &of_pool))
 }
 
 /// Reads a group; none if it is no pool.
 fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
-    let system = &*root.system;
     let lvm = claim::lvm(root, name)?;
-    let row = claim::read(system, &lvm, name)?;
+    let row = claim::read(&lvm, name)?;
     let Some(record) = claim::record_of(&row, name)? else {
         return Ok(None);
     };
-    let volumes = LogicalVolume::list(system, &lvm, name);
+    let volumes = LogicalVolume::list(&lvm, name);
     let volumes = volumes.map_err(claim::failed("list the volumes", name))?;
     let (made, making): (Vec<_>, Vec<_>) = volumes
         .into_iter()

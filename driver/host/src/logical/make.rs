@@ -5,7 +5,10 @@ use std::io;
 use cistern_types::Bytes;
 use parking_lot::Mutex;
 
-use super::{State, VolumeGroup, making::Making, tags, volume::LogicalVolume};
+use super::{
+    State, VolumeGroup, capacity::has_room_for_metadata, making::Making, report::GroupRow, tags,
+    volume::LogicalVolume,
+};
 use crate::{
     base_device::LogicalDevice,
     cause::Cause,
@@ -33,7 +36,7 @@ impl VolumeGroup {
     pub fn create(&self, request: &ImageRequest, progress: Progress<'_>) -> Result<Image, Error> {
         let uid = &request.uid;
         self.refuse_unsupported(request)?;
-        self.check()?;
+        let row = self.row()?;
         let _making = Making::begin(self.path_of(uid));
         match self.find(uid)? {
             Some(volume) if volume.state != State::Making => {}
@@ -43,7 +46,7 @@ impl VolumeGroup {
                 self.complete(&volume, request, progress)?;
             }
             None => {
-                self.allocate(request)?;
+                self.allocate(request, &row)?;
                 let volume = self.find(uid)?.ok_or_else(|| self.missing(uid))?;
                 self.complete(&volume, request, progress)?;
             }
@@ -70,7 +73,7 @@ impl VolumeGroup {
     }
 
     /// Makes the logical volume, whose tags say that it is not whole.
-    fn allocate(&self, request: &ImageRequest) -> Result<(), Error> {
+    fn allocate(&self, request: &ImageRequest, row: &GroupRow) -> Result<(), Error> {
         let uid = &request.uid;
         let content = match request.filesystem {
             None => Content::Block,
@@ -90,6 +93,13 @@ impl VolumeGroup {
             encryption: request.encryption.map(|_| EncryptionState::Unformatted),
         };
         let size = request.size.saturating_add(identity.header());
+        let has_room = has_room_for_metadata(row);
+        if !has_room.map_err(failed("make the logical volume", uid))? {
+            let why = "the metadata of the volume group has no room for another volume: use a group that was made with a larger \
+                       --metadatasize";
+            let (uid, pool, source) = (uid.clone(), self.to_string(), io::Error::other(why).into());
+            return Err(Error::NoSpace { uid, pool, source });
+        }
         let made = self.allocate_extents(uid, Some(&identity), self.extents(size));
         made.map_err(|source| self.no_space_or("make the logical volume", (uid, size), source))
     }
@@ -105,7 +115,7 @@ impl VolumeGroup {
             Some(identity) => tags::of_volume(identity)?,
             None => vec![State::Making.tag()],
         };
-        let command = self.lvm.command("lvcreate").arg("--yes");
+        let command = self.lvm.command("lvcreate")?.arg("--yes");
         // LVM neither clears the beginning nor looks for signatures: all of it is zeroed next.
         let command = command
             .option("--wipesignatures", "n")
@@ -121,7 +131,7 @@ impl VolumeGroup {
             command = command.option("--stripes", self.stripes.to_string());
         }
         let _alone = ALLOCATION.lock();
-        self.lvm.run(&*self.system, &command.operand(&self.name))?;
+        self.lvm.run(&command.operand(&self.name))?;
         Ok(())
     }
 

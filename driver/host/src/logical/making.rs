@@ -1,31 +1,59 @@
-//! [`Making`]: which logical volumes this process is making, so that they are not taken for what an interrupted call left.
+//! [`Making`]: which logical volumes this process is making or removing, so that one that is being made is not taken for what an
+//! interrupted call left.
 
 use std::collections::BTreeSet;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-/// The logical volumes that are being made, as LVM names them.
+/// The logical volumes that are being made or swept, as LVM names them.
 static ALL: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// One of them has ended.
+static ENDED: Condvar = Condvar::new();
 
-/// A logical volume is being made while this value lives.
+/// A logical volume is being made, or swept, while this value lives.
 #[derive(Debug)]
 pub(super) struct Making(String);
 
 impl Making {
-    /// Begins to make a logical volume. One caller makes a volume at a time.
+    /// Begins to make a logical volume. Waits while it is swept.
     pub(super) fn begin(path: String) -> Self {
-        ALL.lock().insert(path.clone());
+        let mut all = ALL.lock();
+        while !all.insert(path.clone()) {
+            ENDED.wait(&mut all);
+        }
         Self(path)
     }
 
-    /// Whether a logical volume is being made.
-    pub(super) fn includes(path: &str) -> bool {
-        ALL.lock().contains(path)
+    /// Begins to sweep a logical volume; none while it is being made.
+    pub(super) fn unless_made(path: String) -> Option<Self> {
+        ALL.lock().insert(path.clone()).then(|| Self(path))
     }
 }
 
 impl Drop for Making {
     fn drop(&mut self) {
         ALL.lock().remove(&self.0);
+        ENDED.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_either_made_or_swept() {
+        let path = || "group/volume".to_owned();
+        let making = Making::begin(path());
+        assert!(Making::unless_made(path()).is_none());
+        assert!(Making::unless_made("group/other".to_owned()).is_some());
+        drop(making);
+        let sweeping = Making::unless_made(path()).unwrap();
+        let waiting = thread::spawn(move || drop(Making::begin(path())));
+        drop(sweeping);
+        waiting.join().unwrap();
+        assert!(Making::unless_made("group/volume".to_owned()).is_some());
     }
 }

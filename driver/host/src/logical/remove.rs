@@ -29,15 +29,21 @@ impl VolumeGroup {
         }
     }
 
-    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made. Fails if one
-    /// cannot be removed.
+    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made. Resumes devices
+    /// that an interrupted command has left suspended. Fails if one cannot be removed or resumed.
     pub fn sweep(&self) -> Result<usize, Error> {
+        let listed = self.logical_volumes()?;
+        self.resume(&listed)?;
         let mut removed = 0;
-        for volume in self.logical_volumes()? {
-            let is_left = volume.state == State::Making
-                && !volume.is_open
-                && !Making::includes(&self.path_of(&volume.uid));
-            if is_left && self.refuse_others(&volume).is_ok() {
+        for volume in listed.iter().filter(|volume| is_left(volume)) {
+            let Some(_sweeping) = Making::unless_made(self.path_of(&volume.uid)) else {
+                continue;
+            };
+            // It may have become whole since it was listed.
+            let found = self.find(&volume.uid)?.filter(is_left);
+            if let Some(volume) = found
+                && self.refuse_others(&volume).is_ok()
+            {
                 self.remove_volume(&volume)?;
                 removed += 1;
             }
@@ -61,9 +67,11 @@ impl VolumeGroup {
 
     fn remove_volume(&self, volume: &LogicalVolume) -> Result<(), Error> {
         let uid = &volume.uid;
-        let command = self.lvm.command("lvremove").arg("--yes");
-        let command = command.operand(self.path_of(uid));
-        let Err(cause) = self.lvm.run(&*self.system, &command) else {
+        let remove = || -> Result<(), Cause> {
+            let command = self.lvm.command("lvremove")?.arg("--yes");
+            self.change(&command.operand(self.path_of(uid)))
+        };
+        let Err(cause) = remove() else {
             return Ok(());
         };
         // LVM has one exit code for all failures.
@@ -75,4 +83,9 @@ impl VolumeGroup {
             }
         }
     }
+}
+
+/// Whether a volume is what an interrupted call has left, unless it is being made.
+fn is_left(volume: &LogicalVolume) -> bool {
+    volume.state == State::Making && !volume.is_open
 }

@@ -36,12 +36,15 @@ pub(super) struct GroupRow {
     pub(super) permissions: String,
     #[serde(rename = "vg_missing_pv_count")]
     pub(super) missing_pv_count: String,
+    /// Counts the changes of the group.
+    #[serde(rename = "vg_seqno")]
+    pub(super) change: String,
 }
 
 impl Report for GroupRow {
     const VERB: &'static str = "vgs";
     const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_free_count,vg_mda_free,vg_tags,\
-        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count";
+        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count,vg_seqno";
 }
 
 /// The name of a volume group, and its tags.
@@ -114,11 +117,14 @@ pub(super) struct VolumeRow {
     /// `open` while something uses it.
     #[serde(rename = "lv_device_open")]
     pub(super) open: String,
+    /// Counts the changes of its group.
+    #[serde(rename = "vg_seqno")]
+    pub(super) change: String,
 }
 
 impl Report for VolumeRow {
     const VERB: &'static str = "lvs";
-    const FIELDS: &'static str = "lv_name,lv_uuid,lv_size,lv_tags,lv_device_open";
+    const FIELDS: &'static str = "lv_name,lv_uuid,lv_size,lv_tags,lv_device_open,vg_seqno";
 }
 
 /// A segment of a logical volume.
@@ -163,7 +169,7 @@ mod tests {
     #[test]
     fn the_rows_of_a_report_are_read() {
         let text = r#"{"report": [{"lv": [{"lv_name":"cistern-a", "lv_uuid":"x-y", "lv_size":"4194304",
-            "lv_tags":"a,b", "lv_device_open":""}]}], "log": []}"#;
+            "lv_tags":"a,b", "lv_device_open":"", "vg_seqno":"3"}]}], "log": []}"#;
         let rows: Vec<VolumeRow> = parse(text).unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(number::<u64>(&rows[0].size).unwrap(), 4_194_304);

@@ -36,8 +36,13 @@ pub(super) struct LogicalVolume {
 
 impl LogicalVolume {
     /// Lists the logical volumes of Cistern in a group.
-    pub(super) fn list(system: &dyn System, lvm: &Lvm, group: &str) -> Result<Vec<Self>, Cause> {
-        let rows: Vec<VolumeRow> = lvm.report(system, group)?;
+    pub(super) fn list(lvm: &Lvm, group: &str) -> Result<Vec<Self>, Cause> {
+        let rows: Vec<VolumeRow> = lvm.report(group)?;
+        Ok(Self::all_of(&rows)?)
+    }
+
+    /// Reads the rows of a report.
+    pub(super) fn all_of(rows: &[VolumeRow]) -> io::Result<Vec<Self>> {
         let volumes: io::Result<Vec<_>> = rows.iter().map(Self::of).collect();
         Ok(volumes?.into_iter().flatten().collect())
     }
@@ -97,7 +102,7 @@ impl VolumeGroup {
 
     /// Lists the logical volumes of Cistern in the group, also those that are not whole.
     pub(super) fn logical_volumes(&self) -> Result<Vec<LogicalVolume>, super::Error> {
-        let listed = LogicalVolume::list(&*self.system, &self.lvm, &self.name);
+        let listed = LogicalVolume::list(&self.lvm, &self.name);
         listed.map_err(self.failed("list the volumes"))
     }
 
@@ -123,13 +128,47 @@ impl VolumeGroup {
         let found = if let Some(found) = device_of(system, volume)? {
             found
         } else {
-            let activate = self.lvm.command("lvchange").option("--activate", "y");
+            let activate = self.lvm.command("lvchange")?.option("--activate", "y");
             let activate = activate.operand(self.path_of(&volume.uid));
-            self.lvm.run(system, &activate)?;
+            self.lvm.run(&activate)?;
             let found = device_of(system, volume)?;
             found.ok_or_else(|| io::Error::other("the logical volume has no device"))?
         };
-        Ok(LogicalDevice::open(system, found.number, flags)?)
+        let opened = LogicalDevice::open(system, found.number, flags)?;
+        // The number can belong to another device by the time it is opened. After that it cannot.
+        let Some(found) = device_of(system, volume)?.filter(|it| it.number == opened.number())
+        else {
+            return Err(io::Error::other("the logical volume has another device by now").into());
+        };
+        if found.is_suspended || system.device_size(opened.as_fd())? < volume.size.0 {
+            self.refresh(&volume.uid)?;
+        }
+        Ok(opened)
+    }
+
+    /// Resumes the devices of volumes that an interrupted command has left suspended.
+    pub(super) fn resume(&self, volumes: &[LogicalVolume]) -> Result<(), Error> {
+        let system = &*self.system;
+        let mapped = system.mapped_devices();
+        let mut mapped = mapped.map_err(|error| self.failed("list the devices")(error.into()))?;
+        mapped.retain(|device| device.is_suspended);
+        for volume in volumes {
+            if mapped.iter().any(|device| is_of(device, volume)) {
+                let uid = &volume.uid;
+                tracing::warn!(pool = %self, image = %uid, "the device of the volume is suspended, and is resumed");
+                self.refresh(uid)
+                    .map_err(failed("resume the device", uid))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the device of a volume what LVM's metadata says, which an interrupted command may not have done. Waits for a
+    /// command that is under way.
+    fn refresh(&self, uid: &Uid) -> Result<(), Cause> {
+        let command = self.lvm.command("lvchange")?.arg("--refresh");
+        self.lvm.run(&command.operand(self.path_of(uid)))?;
+        Ok(())
     }
 
     /// Returns how LVM names a volume: `group/volume`.
@@ -144,16 +183,14 @@ impl VolumeGroup {
         add: &[String],
         remove: &[String],
     ) -> Result<(), Cause> {
-        let mut command = self.lvm.command("lvchange");
+        let mut command = self.lvm.command("lvchange")?;
         for tag in remove.iter().filter(|tag| !add.contains(tag)) {
             command = command.option("--deltag", tag.as_str());
         }
         for tag in add {
             command = command.option("--addtag", tag.as_str());
         }
-        let command = command.operand(self.path_of(&volume.uid));
-        self.lvm.run(&*self.system, &command)?;
-        Ok(())
+        self.change(&command.operand(self.path_of(&volume.uid)))
     }
 
     /// Fails if a volume is in use: its device is open or mounted, or is staged or published as a raw block volume, which
@@ -228,14 +265,14 @@ impl VolumeGroup {
 
 /// The device of a logical volume, if it is active.
 fn device_of(system: &dyn System, volume: &LogicalVolume) -> io::Result<Option<MappedDevice>> {
+    let all = system.mapped_devices()?;
+    Ok(all.into_iter().find(|device| is_of(device, volume)))
+}
+
+/// Whether a device is that of a logical volume.
+fn is_of(device: &MappedDevice, volume: &LogicalVolume) -> bool {
     let uuid: String = volume.uuid.chars().filter(|c| *c != '-').collect();
-    let is_it = |device: &MappedDevice| {
-        let found = device
-            .mapping
-            .uuid
-            .as_deref()
-            .and_then(|it| it.strip_prefix(LOGICAL_VOLUME));
-        found.is_some_and(|found| found.ends_with(&uuid))
-    };
-    Ok(system.mapped_devices()?.into_iter().find(is_it))
+    let found = device.mapping.uuid.as_deref();
+    let found = found.and_then(|it| it.strip_prefix(LOGICAL_VOLUME));
+    found.is_some_and(|found| found.ends_with(&uuid))
 }

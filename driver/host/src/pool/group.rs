@@ -63,7 +63,10 @@ pub enum GroupUnavailable {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// Some of its physical volumes are missing.
-    #[error("{0} of its physical volumes are missing")]
+    #[error(
+        "{0} of its physical volumes are missing: bring back the disks, and tell LVM of those that were away for a while \
+         (vgextend --restoremissing GROUP DEVICE)"
+    )]
     MissingDisks(u64),
     /// It is exported.
     #[error("it is exported (vgimport)")]

@@ -4,7 +4,11 @@
 //! *Invariant:* nothing is written. An inspection that fails is an error, and never means that a
 //! device is no layer.
 
-use std::{io, os::fd::BorrowedFd, path::PathBuf};
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
 
 use cistern_types::FilesystemType;
 
@@ -54,11 +58,15 @@ pub(crate) fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<P
     let Some(number) = number.as_loop() else {
         return Ok(None);
     };
-    let pools = root.pools_path();
-    let is_ours = |file: &PathBuf| {
-        file.starts_with(&pools) || loopdev::any_image_of(file).is_some() || loopdev::is_pool(file)
-    };
-    Ok(root.system.backing_file(number)?.filter(is_ours))
+    let file = root.system.backing_file(number)?;
+    Ok(file.filter(|file| is_own_file(root, file)))
+}
+
+/// Whether a file is one of Cistern: in a pool, or one that a pool is in.
+pub(crate) fn is_own_file(root: &Root, file: &Path) -> bool {
+    file.starts_with(root.pools_path())
+        || loopdev::any_image_of(file).is_some()
+        || loopdev::is_pool(file)
 }
 
 /// The array or replica that a device is a part of, by its signature. The filesystem is visible on the

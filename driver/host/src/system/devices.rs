@@ -18,7 +18,7 @@ pub(crate) const MAPPING: &str = "cistern-";
 pub(crate) const MAPPING_UUID: &str = "CRYPT-LUKS2-";
 
 /// Major and minor number of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
     /// Number of the driver: 7 for loop devices.
     pub major: u32,
@@ -107,6 +107,25 @@ pub struct MappedDevice {
     pub number: DeviceNumber,
     /// What device-mapper calls it.
     pub mapping: MappingName,
+    /// Whether its I/O waits until it is resumed.
+    pub is_suspended: bool,
+}
+
+/// A block device, and what it is built on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StackedDevice {
+    /// The kernel's own name for it.
+    pub name: String,
+    /// Its number.
+    pub number: DeviceNumber,
+    /// Path of its node.
+    pub path: PathBuf,
+    /// What device-mapper calls it; none for a device of another driver.
+    pub mapping: Option<MappingName>,
+    /// The file behind a loop device; none for any other device.
+    pub backing_file: Option<PathBuf>,
+    /// The devices that it is built on, and the disk of a partition.
+    pub beneath: Vec<DeviceNumber>,
 }
 
 /// Queue settings of a loop device.
@@ -136,6 +155,8 @@ pub trait Devices {
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>>;
     /// Returns the path of a node of a block device; creates a node if `/dev` has none.
     fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf>;
+    /// Lists the block devices with what each is built on, and creates the nodes that `/dev` lacks. Opens none.
+    fn stacked_devices(&self) -> io::Result<Vec<StackedDevice>>;
     /// Returns the size of a block device in bytes.
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64>;
     /// Writes zeros to a range of a block device, or lets its disk do so. What is not written yet is not on the disk

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
-    io,
+    fmt, io,
     ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -17,12 +17,13 @@ use std::{
     },
 };
 
+use parking_lot::Mutex;
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
     Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, Holder, IoCounters,
     LoopSettings, LoopStatus, MappedDevice, MappingName, Mount, MountAttrFlags, OFlags, Parameter,
-    Space, Stat, System, XfsGeometry,
+    Space, StackedDevice, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -45,6 +46,21 @@ pub struct FailAt {
     fault: Fault,
     at: AtomicU64,
     calls: AtomicU64,
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+/// What happens before a call.
+struct Meanwhile {
+    at: u64,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meanwhile")
+            .field("at", &self.at)
+            .finish_non_exhaustive()
+    }
 }
 
 impl FailAt {
@@ -55,7 +71,16 @@ impl FailAt {
             fault,
             at: AtomicU64::new(at),
             calls: AtomicU64::new(0),
+            meanwhile: Mutex::new(None),
         }
+    }
+
+    /// Runs something before this call from now on, counted from 1: what another thread may do at that moment.
+    pub fn meanwhile_in(&self, calls: u64, run: impl FnOnce() + Send + 'static) {
+        *self.meanwhile.lock() = Some(Meanwhile {
+            at: self.calls() + calls,
+            run: Box::new(run),
+        });
     }
 
     /// Injects the fault at this call from now on, counted from 1, instead of the one that [`FailAt::new`] was given.
@@ -74,7 +99,12 @@ impl FailAt {
     }
 
     fn next(&self) -> io::Result<&dyn System> {
-        if self.calls.fetch_add(1, Ordering::SeqCst) + 1 != self.at.load(Ordering::SeqCst) {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let meanwhile = self.meanwhile.lock().take_if(|it| it.at == call);
+        if let Some(meanwhile) = meanwhile {
+            (meanwhile.run)();
+        }
+        if call != self.at.load(Ordering::SeqCst) {
             return Ok(&*self.system);
         }
         if self.fault == Fault::Kill {
@@ -250,6 +280,10 @@ impl Devices for FailAt {
 
     fn zero(&self, device: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
         self.next()?.zero(device, range)
+    }
+
+    fn stacked_devices(&self) -> io::Result<Vec<StackedDevice>> {
+        self.next()?.stacked_devices()
     }
 
     fn mapped_devices(&self) -> io::Result<Vec<MappedDevice>> {

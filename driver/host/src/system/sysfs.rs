@@ -1,5 +1,7 @@
 //! Reads block devices from `/proc`, `/sys` and `/dev`.
 
+pub(super) mod stack;
+
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -311,7 +313,16 @@ fn mapped_device(folder: &str) -> io::Result<Option<MappedDevice>> {
     };
     let number = text(&format!("{folder}/dev"))?;
     let number = number.and_then(|number| DeviceNumber::parse(&number));
-    Ok(number.map(|number| MappedDevice { number, mapping }))
+    let is_suspended = match text(&format!("{folder}/dm/suspended")) {
+        Err(error) if is_being_removed(&error) => None,
+        result => result?,
+    };
+    let is_suspended = is_suspended.as_deref() == Some("1");
+    Ok(number.map(|number| MappedDevice {
+        number,
+        mapping,
+        is_suspended,
+    }))
 }
 
 /// Whether a device is a mapping of Cistern, which is not being removed.

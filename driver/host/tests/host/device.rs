@@ -105,6 +105,11 @@ impl Disk {
         assert!(self.is_blank());
     }
 
+    /// Overwrites what labels the disk as one of a volume group.
+    pub(crate) fn clear_label(&self) {
+        self.write(0, &vec![0; 1 << 20]);
+    }
+
     fn partition(&self, script: &str) {
         use std::{io::Write as _, process::Stdio};
         #[expect(clippy::disallowed_methods, reason = "the test's own tools")]

@@ -1,6 +1,7 @@
 //! Volume groups of LVM as pools. A group is on disks of its own, which had other data before.
 
 mod disks;
+mod others;
 
 use std::{
     fs::{self, File},
@@ -72,9 +73,14 @@ impl Group {
         group
     }
 
-    fn lvm(&self, verb: &str, args: &[&str]) -> String {
+    /// The devices of its disks, separated by commas.
+    fn devices(&self) -> String {
         let paths: Vec<&str> = self.disks.iter().map(Disk::path).collect();
-        let devices = paths.join(",");
+        paths.join(",")
+    }
+
+    fn lvm(&self, verb: &str, args: &[&str]) -> String {
+        let devices = self.devices();
         let own = [verb, "--config", CONFIG, "--devices", &devices];
         run("lvm", &[&own[..], args].concat())
     }
@@ -337,6 +343,66 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_raw_block_volume_grows_by_zeros_whatever_the_disks_had() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 2);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    // The free extents are in several pieces.
+    let others: Vec<String> = (0..8).map(|index| format!("other-{index}")).collect();
+    for name in &others {
+        let args = ["--yes", "-Wn", "-Zn", "-l", "10", "-n", name, &group.name];
+        group.lvm("lvcreate", &args);
+    }
+    for name in others.iter().step_by(2) {
+        let name = format!("{}/{name}", group.name);
+        group.lvm("lvremove", &["--yes", &name]);
+    }
+    let free = must(pool.statistics()).available;
+    let all = request.size.saturating_add(free);
+    let grown = must(pool.grow(&request.uid, all));
+    assert_eq!(must(pool.statistics()).available, Bytes::ZERO);
+    reads_zero(&open(&pool, &request), grown.size);
+    let name = format!("{}/cistern-{}", group.name, request.uid);
+    let segments = group.lvm("lvs", &["--noheadings", "--options", "seg_count", &name]);
+    assert!(segments.trim().parse::<u32>().unwrap() > 2, "{segments}");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r15_an_error_at_any_call_that_grows_a_raw_block_volume_shows_no_byte_of_the_disks() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let (system, faulty) = machine.faulty();
+    let faulty = must(group.open_by(&faulty, Expectation::Made));
+    let request = block(&machine, "raw");
+    let mut size = must(pool.create(&request, UNSEEN)).size;
+    // Two attempts that follow each other fail at different steps of LVM.
+    for at in (1..400).step_by(2) {
+        size = size.saturating_add(Bytes::mib(4));
+        system.fail_in(at);
+        let grown = faulty.grow(&request.uid, size);
+        let is_over = !system.has_failed();
+        assert!(!is_over || grown.is_ok(), "{grown:?}");
+        assert_eq!(must(pool.grow(&request.uid, size)).size, size);
+        must(pool.sweep());
+        assert_eq!(group.names().len(), 1);
+        let device = open(&pool, &request);
+        let mut new = vec![REMAINS; 4 << 20];
+        device.read_exact_at(&mut new, size.0 - (4 << 20)).unwrap();
+        assert!(new.iter().all(|byte| *byte == 0), "call {at}");
+        if is_over {
+            assert!(at > 20, "{at} calls");
+            return;
+        }
+    }
+    panic!("too many calls");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
 fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
     let machine = Machine::new();
     let group = Group::new(&machine, 2);
@@ -363,10 +429,40 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
         &["--yes", "--systemid", "another-machine", &group.name],
     );
     group.is_unfit(&machine, &Unfit::OtherSystem);
-    group.lvm(
-        "vgchange",
-        &["--yes", "--foreign", "--systemid", "", &group.name],
+    let of_that = format!(
+        "{CONFIG} global {{ system_id_source=lvmlocal }} local {{ system_id=another-machine }}"
     );
+    let devices = group.devices();
+    let own = ["--config", &of_that, "--devices", &devices];
+    let change = [
+        &["vgchange", "--yes", "--systemid", ""][..],
+        &own,
+        &[&group.name],
+    ]
+    .concat();
+    run("lvm", &change);
+    // Another group gets its name, while the disks of this one are away.
+    let other = Disk::of_size(&machine, "other", DISK);
+    let own = ["--config", CONFIG, "--devices", other.path()];
+    run(
+        "lvm",
+        &[&["pvcreate", "--yes"][..], &own, &[other.path()]].concat(),
+    );
+    let twice = [
+        &["vgcreate", "--yes"][..],
+        &own,
+        &[&group.name, other.path()],
+    ]
+    .concat();
+    run("lvm", &twice);
+    for expectation in [Expectation::New, Expectation::Made] {
+        let error = group.open(&machine, expectation).unwrap_err();
+        assert!(
+            matches!(error, pool::Error::Group(logical::Error::Ambiguous { .. })),
+            "{error}"
+        );
+    }
+    other.clear();
     let pool = group.pool(&machine);
     must(pool.check());
     let other = PoolClaim {
@@ -384,7 +480,7 @@ fn a_group_that_cannot_be_a_pool_is_refused_with_what_is_in_the_way() {
         );
     }
     // The label of one of its two disks is lost.
-    group.disks[1].write(0, &vec![0; 1 << 20]);
+    group.disks[1].clear_label();
     let error = pool.check().unwrap_err();
     assert!(
         error.to_string().contains("1 of its physical volumes"),
@@ -623,22 +719,41 @@ fn a_volume_that_came_with_another_group_is_not_removed() {
 fn a_group_in_a_raw_block_volume_is_not_seen() {
     let machine = Machine::new();
     let group = Group::new(&machine, 1);
+    let label = |path: &str, name: &str| {
+        let own = ["--config", CONFIG, "--devices", path];
+        for (verb, args) in [
+            ("pvcreate", &["--yes", path][..]),
+            ("vgcreate", &["--yes", name, path][..]),
+        ] {
+            run("lvm", &[&[verb][..], &own, args].concat());
+        }
+    };
     let images = crate::harness::open_new(&machine);
     let raw = block(&machine, "raw");
     must(images.create_image(&raw));
-    let image = crate::harness::image_path(&machine, &raw.uid);
-    let attached = Disk::attach(image);
-    let devices = attached.path().to_owned();
-    let own = ["--config", CONFIG, "--devices", &devices];
-    run(
-        "lvm",
-        &[&["pvcreate", "--yes"][..], &own, &[&devices]].concat(),
-    );
-    run(
-        "lvm",
-        &[&["vgcreate", "--yes"][..], &own, &[&group.name, &devices]].concat(),
-    );
+    let attached = Disk::attach(crate::harness::image_path(&machine, &raw.uid));
+    label(attached.path(), &group.name);
     let pool = group.pool(&machine);
     assert!(must(pool.statistics()).size > Bytes::mib(300));
-    assert!(fs::exists(&devices).unwrap());
+    // The device of a volume that is published: a logical volume, and kubelet's loop device over its node.
+    let raw = block(&machine, "published");
+    must(pool.create(&raw, UNSEEN));
+    let number = must(pool.open_volume(&raw.uid)).0.number();
+    let node = machine.path("kubelet/volumeDevices");
+    fs::write(&node, "").unwrap();
+    let device = format!("/dev/dm-{}", number.minor);
+    run("mount", &["--bind", &device, node.to_str().unwrap()]);
+    let kubelets = Disk::attach(node);
+    let name = machine.uid("hidden").to_string();
+    label(kubelets.path(), &name);
+    let hidden = GroupSource::Named(name);
+    let error = VolumeGroup::open(&machine.root(), &hidden, &claim(), Expectation::New);
+    let error = error.unwrap_err();
+    assert!(
+        matches!(error, pool::Error::Group(logical::Error::Missing { .. })),
+        "{error}"
+    );
+    must(pool.check());
+    kubelets.clear_label();
+    assert!(fs::exists(attached.path()).unwrap());
 }

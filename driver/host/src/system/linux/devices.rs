@@ -13,7 +13,7 @@ use rustix::{fs::OFlags, io::Errno};
 use super::{
     super::{
         BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, Holder, IoCounters,
-        LoopSettings, LoopStatus, MappedDevice, MappingName, disk, sysfs,
+        LoopSettings, LoopStatus, MappedDevice, MappingName, StackedDevice, disk, sysfs,
     },
     Linux,
 };
@@ -46,6 +46,10 @@ impl Devices for Linux {
 
     fn zero(&self, device: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
         ioctl::block_device_zero(device, [range.start, range.end.saturating_sub(range.start)])
+    }
+
+    fn stacked_devices(&self) -> io::Result<Vec<StackedDevice>> {
+        sysfs::stack::stacked_devices(&self.nodes)
     }
 
     fn mapped_devices(&self) -> io::Result<Vec<MappedDevice>> {

@@ -118,10 +118,10 @@ fn open(
     if let Some(usable) = usable.filter(|_| is_held) {
         // A pool that fails its check is reopened, and mounted if it is not.
         match usable.pool.check() {
-            Ok(()) if !add_disks(root, desired, &*usable.pool) => {
+            Ok(()) => {
+                add_disks(root, desired, &*usable.pool);
                 return survey(usable.pool, images, spec);
             }
-            Ok(()) => {}
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
             }
@@ -139,26 +139,21 @@ fn open(
     survey(pool, images, spec)
 }
 
-/// Adds blank disks to a pool that is a volume group of its own disks. Returns whether there were any. If that fails, the pool is as
-/// good as before.
-fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> bool {
+/// Adds blank disks to a pool that is a volume group of its own disks. If that fails, the pool is as good as before.
+fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) {
     let Some(group) = pool.group() else {
-        return false;
+        return;
     };
     let added = match declaration(root, desired).map_err(Error::from) {
         Ok(Declared::Group {
             source: GroupSource::Disks { paths, .. },
             ..
         }) => group.add_disks(&paths).map_err(Error::from),
-        Ok(_) => return false,
+        Ok(_) => return,
         Err(error) => Err(error),
     };
-    match added {
-        Ok(count) => count > 0,
-        Err(error) => {
-            tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
-            false
-        }
+    if let Err(error) = added {
+        tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
     }
 }
 

@@ -1,0 +1,196 @@
+//! What an administrator, an interrupted command or another thread does to a group meanwhile.
+
+use std::{
+    os::unix::fs::FileExt as _,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use cistern_host::{Expectation, image::Error};
+use cistern_types::Bytes;
+
+use super::{DISK, Group, UNSEEN, block, open};
+use crate::{
+    device::Disk,
+    harness::{Machine, must, run},
+};
+
+const LABEL: usize = 1 << 20;
+
+fn missing(group: &Group) -> String {
+    let args = [
+        "--noheadings",
+        "--options",
+        "vg_missing_pv_count",
+        &group.name,
+    ];
+    group.lvm("vgs", &args).trim().to_owned()
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_group_is_extended_while_its_pool_is_in_use() {
+    let machine = Machine::new();
+    let mut group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    let before = must(pool.statistics()).size;
+    let disk = Disk::of_size(&machine, "later", DISK);
+    let path = disk.path().to_owned();
+    group.disks.push(disk);
+    group.lvm("vgextend", &["--yes", &group.name, &path]);
+    must(pool.remove(&request.uid));
+    must(pool.create(&request, UNSEEN));
+    assert_eq!(missing(&group), "0");
+    assert_eq!(must(pool.statistics()).size.0, 2 * before.0);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_disk_that_is_away_for_a_while_is_not_recorded_as_missing() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 2);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    let mut label = vec![0; LABEL];
+    let disk = std::fs::File::open(group.disks[1].path()).unwrap();
+    disk.read_exact_at(&mut label, 0).unwrap();
+    group.disks[1].clear_label();
+    for _ in 0..2 {
+        let error = pool.remove(&request.uid).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("--restoremissing"), "{error}: {cause}");
+    }
+    group.disks[1].write(0, &label);
+    assert_eq!(missing(&group), "0");
+    must(pool.remove(&request.uid));
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_that_becomes_whole_while_leftovers_are_removed_is_kept() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = Arc::new(group.pool(&machine));
+    let (system, faulty) = machine.faulty();
+    let faulty = must(group.open_by(&faulty, Expectation::Made));
+    let request = block(&machine, "raw");
+    // What an interrupted call leaves.
+    let interrupt = || {
+        let left = (1..100).find(|at| {
+            system.fail_in(*at);
+            faulty.create(&request, UNSEEN).unwrap_err();
+            !group.names().is_empty()
+        });
+        left.unwrap();
+        system.fail_in(u64::MAX / 2);
+    };
+    for at in 1..8 {
+        interrupt();
+        let (done, is_done) = mpsc::channel();
+        let (pool_there, request_there) = (Arc::clone(&pool), request.clone());
+        system.meanwhile_in(at, move || {
+            let (made, is_made) = mpsc::channel();
+            let creating = thread::spawn(move || {
+                let image = pool_there.create(&request_there, UNSEEN);
+                // Nobody waits for it any more if it was late.
+                let _ = made.send(());
+                image
+            });
+            // It waits for the sweep if that is at this volume.
+            let _ = is_made.recv_timeout(Duration::from_secs(2));
+            done.send(creating).unwrap();
+        });
+        must(faulty.sweep());
+        let Ok(creating) = is_done.try_recv() else {
+            panic!("the sweep has fewer than {at} calls");
+        };
+        let image = must(creating.join().unwrap());
+        assert_eq!(must(pool.volume(&request.uid)), Some(image), "call {at}");
+        must(pool.remove(&request.uid));
+    }
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_device_that_an_interrupted_command_has_left_suspended_is_resumed() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    let device = open(&pool, &request);
+    let number = must(pool.open_volume(&request.uid)).0.number();
+    let path = format!("/dev/dm-{}", number.minor);
+    let state = || {
+        run(
+            "dmsetup",
+            &[
+                "info",
+                "--columns",
+                "--noheadings",
+                "--options",
+                "suspended",
+                &path,
+            ],
+        )
+    };
+    let resume: [&dyn Fn(); 2] = [&|| assert_eq!(must(pool.sweep()), 0), &|| {
+        drop(must(pool.open_volume(&request.uid)));
+    }];
+    for resume in resume {
+        run("dmsetup", &["suspend", &path]);
+        assert_eq!(state().trim(), "Suspended");
+        resume();
+        assert_eq!(state().trim(), "Active");
+        device.write_all_at(b"data", 0).unwrap();
+        device.sync_all().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn no_volume_is_made_once_the_metadata_is_full_and_those_that_exist_still_grow() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    let before = must(pool.statistics());
+    let long = "t".repeat(1000);
+    let free = || -> u64 {
+        let args = [
+            "--noheadings",
+            "--nosuffix",
+            "--units",
+            "b",
+            "--options",
+            "vg_mda_free",
+        ];
+        let text = group.lvm("vgs", &[&args[..], &[&group.name]].concat());
+        text.trim().parse().unwrap()
+    };
+    // LVM keeps the tags in its metadata.
+    for round in 0..20 {
+        if free() < 64 << 10 {
+            break;
+        }
+        let tags: Vec<String> = (0..40)
+            .map(|index| format!("{long}-{round}-{index}"))
+            .collect();
+        let add = tags.iter().flat_map(|tag| ["--addtag", tag.as_str()]);
+        let args: Vec<&str> = add.chain([group.name.as_str()]).collect();
+        group.lvm("vgchange", &args);
+    }
+    assert!(free() < 64 << 10);
+    let full = must(pool.statistics());
+    assert_eq!(full.available, Bytes::ZERO);
+    assert_eq!(full.empty, before.empty.saturating_sub(before.available));
+    let error = pool.create(&block(&machine, "other"), UNSEEN).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert_eq!(group.names().len(), 1);
+    must(pool.grow(&request.uid, Bytes::mib(60)));
+}
