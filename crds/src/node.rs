@@ -273,13 +273,13 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub filesystem_uuid: Option<String>,
-    /// Path of the block device in use. Absent if the source is an image file or a volume group.
+    /// Path of the block device in use. Absent if the pool is in an image file or is a volume group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::DEVICE))]
     pub device: Option<String>,
     /// Identity of the disk that does not depend on its path: world-wide name or serial number.
     /// Besides the listed paths, the agent considers only the device with this identity. Absent if
-    /// the source is an image file or a volume group, or the disk has no identity.
+    /// the pool is in an image file or is a volume group, or the disk has no identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::DEVICE_IDENTITY))]
     pub device_identity: Option<String>,

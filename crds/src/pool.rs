@@ -55,8 +55,8 @@ pub struct StoragePoolSpec {
     #[schemars(schema_with = "selector_schema")]
     pub node_selector: LabelSelector,
 
-    /// Where the space on each node comes from: an image file, a block device, or a volume group of
-    /// LVM. Set by an administrator; required; the kind of source is immutable.
+    /// Where the space on each node comes from: an image file, block devices, or a volume group of LVM that
+    /// exists. Set by an administrator; required; the kind of source and the engine of devices are immutable.
     // Rules of the StoragePool alone: in a StorageNode, the entry of a pool becomes that of its successor.
     #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image) && has(self.device) == has(oldSelf.device)").message("a pool's kind of source cannot be changed: declare another pool"))]
     #[x_kube(validation = Rule::new("!has(self.device) || !has(oldSelf.device) || (self.device.engine == oldSelf.device.engine && has(self.device.stripes) == has(oldSelf.device.stripes) && (!has(self.device.stripes) || self.device.stripes == oldSelf.device.stripes))").message("the engine and the stripes of a pool cannot be changed: declare another pool"))]
@@ -66,14 +66,15 @@ pub struct StoragePoolSpec {
 
     /// How much may be reserved for thin volumes, in percent of the usable space; default 100. A
     /// pool with more than 100 holds thin volumes only. A pool that holds thick volumes or
-    /// snapshots of them stays at 100. It is 100 if the source is a volume group. Set by an administrator.
+    /// snapshots of them stays at 100. It is 100 if the pool is a volume group: if the source is `volumeGroup`,
+    /// or `device` with the engine `LogicalVolume`. Set by an administrator.
     #[serde(default = "default_overcommit")]
     #[schemars(range(min = 100, max = 10_000))]
     pub overcommit_percent: u32,
 
     /// Share of the pool's filesystem that is not used for volumes, in percent; default 5.
-    /// Copy-on-write needs this free space. It does not apply to a volume group, of which the whole free
-    /// space is used. Set by an administrator.
+    /// Copy-on-write needs this free space. It does not apply to a pool that is a volume group, of which the whole
+    /// free space is used. Set by an administrator.
     #[serde(default = "default_reserved")]
     #[schemars(range(min = 3, max = 50))]
     pub reserved_percent: u32,
@@ -98,8 +99,9 @@ pub struct StoragePoolSpec {
     /// Former disks of the pool, at most 256, each with its node: a disk that is dead, or that is to be exchanged. While
     /// the node reports the filesystem of a listed disk, the pool takes no new volumes there. Once no
     /// volume, snapshot or readable image of it is left, the node creates the pool on another, blank disk.
-    /// A listed disk is never used again, and never changed. Absent by default. Set by an
-    /// administrator, or by `kubectl cistern replace-disk`. Remove the entry of a disk that no longer exists.
+    /// A listed disk is never used again, and never changed. Absent by default. Only with a source `device` and the
+    /// engine `Image`. Set by an administrator, or by `kubectl cistern replace-disk`. Remove the entry of a disk that no
+    /// longer exists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "replaced_disks_schema")]
     pub replaced_disks: Vec<ReplacedDisk>,
@@ -107,7 +109,7 @@ pub struct StoragePoolSpec {
     /// Enables the removal of orphaned images, in hours. After this time an image that no custom
     /// resource claims, and that states its own identity, moves to a trash folder of the pool;
     /// after the same time again it is deleted. Absent by default: orphans are kept forever. Not possible if
-    /// the source is a volume group. Set by an administrator.
+    /// the pool is a volume group. Set by an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 87_600))]
     pub reclaim_orphans_after_hours: Option<u32>,
@@ -140,7 +142,7 @@ pub struct PoolSource {
     /// source is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSource>,
-    /// A blank block device. Absent if the source is another one.
+    /// Blank block devices. Absent if the source is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceSource>,
     /// A volume group of LVM that exists on each node. Its volumes are thick, and have no snapshots,
@@ -150,8 +152,8 @@ pub struct PoolSource {
 }
 
 impl PoolSource {
-    /// Whether the volumes of the pool are images: files, which can be thin, copied and moved. Those of a
-    /// volume group are thick logical volumes.
+    /// Whether the volumes of the pool are images: files, which can be thin, copied and moved. Otherwise the pool is a
+    /// volume group, which exists already or which the node makes of devices, and they are thick logical volumes.
     pub fn has_images(&self) -> bool {
         let is_image = |device: &DeviceSource| device.engine == DeviceEngine::Image;
         self.volume_group.is_none() && self.device.as_ref().is_none_or(is_image)
@@ -196,9 +198,11 @@ pub fn is_directory(text: &str) -> bool {
             .is_some_and(|parts| parts.split('/').all(is_part))
 }
 
-/// A pool on a block device: exactly one of these fields says which devices are candidates. Each node
-/// uses the candidate that already holds this pool, or else the first blank one. If several hold the
-/// pool's filesystem, or one cannot be read, the node uses none.
+/// A pool on block devices: exactly one of `paths` and `selector` says which devices are candidates. With the
+/// engine `Image`, each node uses the candidate that already holds this pool, or else the first blank one. If
+/// several hold the pool's filesystem, or one cannot be read, the node uses none. With the engine
+/// `LogicalVolume`, each node makes a volume group of all blank candidates. If one of its devices is missing, the
+/// node changes nothing in it.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.paths) != has(self.selector)").message("a device is exactly one of paths and selector"))]
@@ -214,7 +218,9 @@ pub struct DeviceSource {
     /// of the node lists is no candidate. Absent with `paths`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<DiskSelector>,
-    /// How volumes lie on the devices; immutable. Default: `Image`. Set by an administrator.
+    /// How volumes lie on the devices; immutable. `Image`, the default: each volume is an image file in an XFS filesystem
+    /// on one of the devices. `LogicalVolume`: each volume is a thick logical volume of LVM in a volume group of all
+    /// blank devices, and has no snapshots, clones or moves. Set by an administrator.
     #[serde(default)]
     pub engine: DeviceEngine,
     /// Number of devices over which each logical volume is striped, between 2 and 16; immutable. The node makes the
@@ -233,8 +239,8 @@ pub enum DeviceEngine {
     #[default]
     Image,
     /// Each volume is a thick logical volume of LVM, without a loop device. All blank candidates become physical volumes
-    /// of one volume group, and candidates that are listed or found later join it. There are no snapshots, clones or
-    /// moves.
+    /// of one volume group, and blank candidates that are listed or found later join it. There are no snapshots, clones
+    /// or moves.
     LogicalVolume,
 }
 
@@ -306,7 +312,7 @@ impl DiskSelector {
 pub struct PoolAutoscaling {
     /// Bytes that are usable for volumes on a new node, before `overcommitPercent`. Default: what
     /// the image file provides, which is its size without the share of the filesystem and
-    /// `reservedPercent`. Required if the source is a device or a volume group. A value larger than what new nodes
+    /// `reservedPercent`. Required if the source is `device` or `volumeGroup`. A value larger than what new nodes
     /// have makes the autoscaler add nodes that do not help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usable_on_new_node: Option<Bytes>,
@@ -440,7 +446,7 @@ pub struct StoragePoolStatus {
     #[serde(default)]
     pub free: Bytes,
     /// Size in bytes of the largest volume that a single node has room for: of a thin one, or of a thick one
-    /// if the source is a volume group.
+    /// if the pool is a volume group.
     #[serde(default)]
     pub largest_volume: Bytes,
     /// Size in bytes of the pool's largest image file on any node; 0 if the source is another one.

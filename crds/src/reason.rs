@@ -147,7 +147,7 @@ names! {
         /// clones, and do not move.
         ///
         /// Use a class with `provisioning: thick`. For snapshots, clones and moves use a pool whose source is an
-        /// image or a device.
+        /// image, or a device with the engine `Image`.
         NotInVolumeGroup,
         /// The node does not carry the pool.
         ///

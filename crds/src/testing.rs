@@ -12,7 +12,7 @@ use crate::{
     PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus, PoolSource, PoolVolume,
     PoolVolumeSpec, PoolVolumeStatus, Provisioning, ReplicaPurpose, SourceKind, VolumeAttributes,
     drift::OrphanIdentity,
-    pool::{ImageSource, VolumeGroupSource},
+    pool::{DeviceEngine, DeviceSource, ImageSource, VolumeGroupSource},
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
@@ -61,6 +61,18 @@ pub fn volume_group_source(name: &str) -> PoolSource {
     PoolSource {
         volume_group: Some(VolumeGroupSource {
             name: name.to_owned(),
+        }),
+        ..PoolSource::default()
+    }
+}
+
+/// The source of a pool in a volume group that the node makes of this device.
+pub fn logical_volumes_on(path: &str) -> PoolSource {
+    PoolSource {
+        device: Some(DeviceSource {
+            paths: vec![path.to_owned()],
+            engine: DeviceEngine::LogicalVolume,
+            ..DeviceSource::default()
         }),
         ..PoolSource::default()
     }

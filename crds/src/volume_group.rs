@@ -1,4 +1,5 @@
-//! What a pool that is a volume group of LVM cannot have: its volumes are thick logical volumes, and no images.
+//! What a pool that is a volume group of LVM cannot have: its volumes are thick logical volumes, and no images. The
+//! group exists already, or the node makes it of devices.
 //!
 //! The operator, the controller and the agents share this decision.
 
@@ -64,29 +65,36 @@ mod tests {
     use super::*;
     use crate::{
         Bytes, StorageNodeSpec,
-        testing::{image_source, node_pool, volume_group_source},
+        pool::DeviceEngine,
+        testing::{image_source, logical_volumes_on, node_pool, volume_group_source},
     };
 
     #[test]
     fn a_volume_group_holds_thick_volumes_only() {
-        let (group, image) = (volume_group_source("vg"), image_source(Bytes::gib(1)));
-        for provisioning in [Provisioning::Thick, Provisioning::Thin] {
-            assert_eq!(image.holds("fast", provisioning), Ok(()));
+        let mut on_device = logical_volumes_on("/dev/a");
+        on_device.device.as_mut().unwrap().engine = DeviceEngine::Image;
+        for image in [image_source(Bytes::gib(1)), on_device] {
+            for provisioning in [Provisioning::Thick, Provisioning::Thin] {
+                assert_eq!(image.holds("fast", provisioning), Ok(()));
+            }
         }
-        assert_eq!(group.holds("fast", Provisioning::Thick), Ok(()));
-        let refused = group.holds("fast", Provisioning::Thin).unwrap_err();
-        assert_eq!(refused.reason, Reason::NotInVolumeGroup);
-        assert!(
-            refused.message.contains("pool fast")
-                && refused.message.contains("provisioning: thick"),
-            "{refused}"
-        );
+        for group in [volume_group_source("vg"), logical_volumes_on("/dev/a")] {
+            assert_eq!(group.holds("fast", Provisioning::Thick), Ok(()));
+            let refused = group.holds("fast", Provisioning::Thin).unwrap_err();
+            assert_eq!(refused.reason, Reason::NotInVolumeGroup);
+            assert!(
+                refused.message.contains("pool fast")
+                    && refused.message.contains("provisioning: thick"),
+                "{refused}"
+            );
+        }
     }
 
     #[test]
     fn volumes_of_a_volume_group_are_not_copied() {
         let pools = vec![
             node_pool("fast", "u1", volume_group_source("vg")),
+            node_pool("disks", "u3", logical_volumes_on("/dev/a")),
             node_pool("slow", "u2", image_source(Bytes::gib(1))),
         ];
         let spec = StorageNodeSpec {
@@ -97,6 +105,7 @@ mod tests {
         let refused = node.copies("fast").unwrap_err();
         assert_eq!(refused.reason, Reason::NotInVolumeGroup);
         assert!(refused.message.contains("no snapshots"), "{refused}");
+        assert!(node.copies("disks").is_err());
         assert!(node.copies("slow").is_ok() && node.copies("gone").is_ok());
         assert!(node.holds("fast", Provisioning::Thin).is_err());
         assert!(node.holds("slow", Provisioning::Thin).is_ok());

@@ -15,7 +15,7 @@ use cistern_crds::{
 use cistern_e2e::{ControlPlane, Folder, Process, eventually, process::dying_with_us};
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -168,7 +168,11 @@ async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
         ),
         ("overcommitPercent", json!(200), "cannot be overcommitted"),
         ("autoscaling", json!({}), "needs usableOnNewNode"),
-        ("replacedDisks", json!([disk]), "only a pool on devices"),
+        (
+            "replacedDisks",
+            json!([disk]),
+            "only a pool of images on devices",
+        ),
         (
             "reclaimOrphansAfterHours",
             json!(24),
@@ -206,6 +210,121 @@ async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
             .await;
         let error = changed.map(|_| expected).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_pool_of_logical_volumes_on_devices_has_only_what_a_volume_group_can_have() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let refusal = async |field: &str, value: serde_json::Value| {
+        let mut spec =
+            json!({"source": {"device": {"paths": ["/dev/a"], "engine": "LogicalVolume"}}});
+        spec[field] = value;
+        let pool = pool_with("logical-volumes", spec);
+        let made = pools.create(&PostParams::default(), &pool).await;
+        made.err().map(|error| error.to_string())
+    };
+    let disk = json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"});
+    for (field, value, expected) in [
+        ("overcommitPercent", json!(200), "cannot be overcommitted"),
+        ("autoscaling", json!({}), "needs usableOnNewNode"),
+        (
+            "replacedDisks",
+            json!([disk]),
+            "only a pool of images on devices",
+        ),
+        (
+            "reclaimOrphansAfterHours",
+            json!(24),
+            "orphans in a volume group are not reclaimed",
+        ),
+    ] {
+        let error = refusal(field, value).await.unwrap();
+        assert!(error.contains(expected), "{field}: {error}");
+    }
+    let autoscaling = refusal("autoscaling", json!({"usableOnNewNode": "90Gi"}));
+    assert_eq!(autoscaling.await, None);
+    // What a pool of images on devices can have, it keeps.
+    let images = json!({"source": {"device": {"paths": ["/dev/a"]}}, "overcommitPercent": 200,
+        "replacedDisks": [disk], "reclaimOrphansAfterHours": 24});
+    let images = pool_with("images-on-devices", images);
+    let made = pools.create(&PostParams::default(), &images).await.unwrap();
+    assert!(made.spec.source.has_images());
+}
+
+#[tokio::test]
+async fn the_engine_and_the_stripes_of_a_pool_on_devices_do_not_change() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let create = async |name: &str, engine: Option<&str>, stripes: Option<u32>| {
+        let mut device = json!({"paths": ["/dev/a"]});
+        if let Some(engine) = engine {
+            device["engine"] = json!(engine);
+        }
+        if let Some(stripes) = stripes {
+            device["stripes"] = json!(stripes);
+        }
+        let pool = json!({"apiVersion": "cistern.storage/v1alpha1", "kind": "StoragePool",
+            "metadata": {"name": name}, "spec": {"nodeSelector": {}, "source": {"device": device}}});
+        let pool = serde_json::from_value::<DynamicObject>(pool).unwrap();
+        let pools: Api<DynamicObject> = Api::all_with(
+            ControlPlane::shared().await.client(),
+            &ApiResource::erase::<StoragePool>(&()),
+        );
+        let made = pools.create(&PostParams::default(), &pool).await;
+        made.map_err(|error| error.to_string())
+    };
+    for (engine, stripes, expected) in [
+        (Some("Raw"), None, "engine"),
+        (Some("LogicalVolume"), Some(1), "stripes"),
+        (Some("LogicalVolume"), Some(17), "stripes"),
+        (Some("Image"), Some(2), "only logical volumes are striped"),
+        (None, Some(2), "only logical volumes are striped"),
+    ] {
+        let refused = create("no-engine", engine, stripes).await;
+        let error = refused.unwrap_err();
+        assert!(error.contains(expected), "{engine:?}, {stripes:?}: {error}");
+    }
+    let change = async |name: &str, device: serde_json::Value| {
+        let change = Patch::Merge(json!({"spec": {"source": {"device": device}}}));
+        let changed = pools.patch(name, &PatchParams::default(), &change).await;
+        changed.map_err(|error| error.to_string())
+    };
+    let group = Some("LogicalVolume");
+    for (name, engine, stripes, changes) in [
+        (
+            "engine-default",
+            None,
+            None,
+            vec![json!({"engine": "LogicalVolume"})],
+        ),
+        (
+            "engine-linear",
+            group,
+            None,
+            vec![
+                json!({"engine": "Image"}),
+                json!({"engine": null}),
+                json!({"stripes": 2}),
+            ],
+        ),
+        (
+            "engine-striped",
+            group,
+            Some(16),
+            vec![json!({"stripes": 2}), json!({"stripes": null})],
+        ),
+    ] {
+        create(name, engine, stripes).await.unwrap();
+        for device in changes {
+            let error = change(name, device.clone()).await.unwrap_err();
+            let expected = "the engine and the stripes of a pool cannot be changed";
+            assert!(error.contains(expected), "{name}, {device}: {error}");
+        }
+        let selector = json!({"paths": null, "selector": {"rotational": false}});
+        let changed = change(name, selector).await.unwrap();
+        let source = changed.spec.source;
+        assert_eq!(source.has_images(), engine.is_none(), "{name}");
+        assert_eq!(source.device.unwrap().stripes, stripes, "{name}");
     }
 }
 
