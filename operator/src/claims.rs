@@ -333,7 +333,10 @@ impl Subject {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{EventReason, testing::volume_group_source};
+    use cistern_crds::{
+        EventReason,
+        testing::{logical_volumes_on, volume_group_source},
+    };
     use kube::core::DeserializeGuard;
     use serde_json::json;
 
@@ -350,9 +353,12 @@ mod tests {
     #[test]
     fn a_class_whose_volumes_a_volume_group_does_not_hold_says_what_to_change() {
         let cluster = ClusterState::unwatched();
-        let mut group = pool("group", &[]);
-        group.spec.source = volume_group_source("vg-data");
-        put(&cluster.pools, "group", DeserializeGuard(Ok(group)));
+        let is_in = |source| {
+            let mut group = pool("group", &[]);
+            group.spec.source = source;
+            put(&cluster.pools, "group", DeserializeGuard(Ok(group)));
+        };
+        is_in(volume_group_source("vg-data"));
         let image = pool("image", &[]);
         put(&cluster.pools, "image", DeserializeGuard(Ok(image)));
         let problem = |parameters| class_problem(&cluster, &class(&parameters));
@@ -368,6 +374,9 @@ mod tests {
         let thick = json!({"pool": "group", "provisioning": "thick"});
         assert_eq!(problem(thick.clone()), None);
         assert_eq!(problem(json!({"pool": "image"})), None);
+        is_in(logical_volumes_on("/dev/a"));
+        assert_eq!(problem(json!({"pool": "group"})), Some(thin));
+        assert_eq!(problem(thick.clone()), None);
 
         // A VolumeAttributesClass changes what a claim requests.
         let thin = serde_json::from_value(json!({

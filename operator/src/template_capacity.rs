@@ -261,21 +261,26 @@ mod tests {
     #[test]
     fn a_volume_group_has_room_only_for_volumes_that_it_holds() {
         let cluster = ClusterState::unwatched();
-        let mut spec = image_pool();
-        spec["source"] = json!({"volumeGroup": {"name": "vg-data"}});
-        spec["autoscaling"] = json!({"usableOnNewNode": "90Gi"});
-        let pool = pool(&spec);
-        put(&cluster.pools, "fast", DeserializeGuard(Ok(pool)));
-        for (provisioning, expected) in [("thick", Bytes::gib(90)), ("thin", Bytes::ZERO)] {
+        let published = |provisioning: &str| {
             let pairs = [("pool", "fast"), ("provisioning", provisioning)];
             let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
             let parameters = Parameters::parse(&BTreeMap::from(pairs)).unwrap();
             let made = desired(&cluster, "gold", "fast", &parameters).unwrap();
             let published = Published::of(&made).unwrap();
-            assert_eq!(
-                (published.capacity, published.maximum),
-                (expected, expected)
-            );
+            (published.capacity, published.maximum)
+        };
+        let full = Bytes::gib(90);
+        for source in [
+            json!({"volumeGroup": {"name": "vg-data"}}),
+            json!({"device": {"paths": ["/dev/a"], "engine": "LogicalVolume"}}),
+        ] {
+            let mut spec = image_pool();
+            spec["source"] = source;
+            spec["autoscaling"] = json!({"usableOnNewNode": "90Gi"});
+            let pool = pool(&spec);
+            put(&cluster.pools, "fast", DeserializeGuard(Ok(pool)));
+            assert_eq!(published("thick"), (full, full));
+            assert_eq!(published("thin"), (Bytes::ZERO, Bytes::ZERO));
         }
     }
 

@@ -73,11 +73,7 @@ async fn snapshots_groups_and_clones_are_refused() {
     }
     let assert_refused = |status: tonic::Status, volume: &str| {
         assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-        for part in [
-            volume,
-            "pool lvm-copies is a volume group",
-            "source image or device",
-        ] {
+        for part in [volume, "pool lvm-copies is a volume group", "engine Image"] {
             assert!(status.message().contains(part), "{status}");
         }
     };

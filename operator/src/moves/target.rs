@@ -108,7 +108,7 @@ pub(super) fn closed_to_pods(node: &Node) -> Option<String> {
 mod tests {
     use cistern_crds::{
         PoolSource,
-        testing::{image_source, ready_volume, volume_group_source},
+        testing::{image_source, logical_volumes_on, ready_volume, volume_group_source},
     };
     use serde_json::json;
 
@@ -153,11 +153,13 @@ mod tests {
         assert_eq!(are_movable(&cluster, &together), Ok(()));
         carries(image_source(Bytes::gib(1)));
         assert_eq!(are_movable(&cluster, &together), Ok(()));
-        carries(volume_group_source("vg"));
-        let why = are_movable(&cluster, &together).unwrap_err();
-        assert_eq!(why.reason, Reason::NotMovable);
-        let expected = format!("pool {pool} is a volume group");
-        assert!(why.message.contains(&expected), "{why}");
+        for group in [volume_group_source("vg"), logical_volumes_on("/dev/a")] {
+            carries(group);
+            let why = are_movable(&cluster, &together).unwrap_err();
+            assert_eq!(why.reason, Reason::NotMovable);
+            let expected = format!("pool {pool} is a volume group");
+            assert!(why.message.contains(&expected), "{why}");
+        }
     }
 
     #[test]

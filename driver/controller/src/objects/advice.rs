@@ -22,7 +22,7 @@ pub fn advice(reason: Reason, pool: &str) -> String {
                 .to_owned()
         }
         Reason::NotInVolumeGroup => {
-            "use a pool with source image or device, or back up from the pod".to_owned()
+            "use a pool of images (source image, or device with engine Image), or back up from the pod".to_owned()
         }
         Reason::FreezeFailed => {
             "try again when the volume is written less, or use a class with consistency \"crash\""

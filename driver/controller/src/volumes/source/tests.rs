@@ -260,7 +260,7 @@ fn only_refusals_that_no_other_try_would_change_end_a_copy() {
     let extents = ends(Reason::TooManyExtents).unwrap();
     assert!(extents.contains("limits.maximumExtents"), "{extents}");
     let of_group = ends(Reason::NotInVolumeGroup).unwrap();
-    assert!(of_group.contains("source image or device"), "{of_group}");
+    assert!(of_group.contains("engine Image"), "{of_group}");
     assert_eq!(
         (ends(Reason::NoSpace), ends(Reason::AgentMissing)),
         (None, None)
