@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use cistern_crds::Cutover;
+use cistern_crds::{Cutover, pool::DeviceEngine};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use humantime::parse_duration;
@@ -289,6 +289,15 @@ pub struct Discover {
     /// Print a StoragePool of this name to apply, which uses the usable disks, as YAML or JSON
     #[arg(long, value_name = "NAME", conflicts_with = "no_headers")]
     pub pool: Option<String>,
+    /// How volumes lie on the disks of the StoragePool
+    #[arg(
+        long,
+        value_enum,
+        default_value = "image",
+        requires = "pool",
+        value_name = "ENGINE"
+    )]
+    pub engine: Engine,
     /// Only show disks of this node
     #[arg(long, value_name = "NAME", conflicts_with = "selector")]
     pub node: Option<String>,
@@ -301,6 +310,24 @@ pub struct Discover {
     /// Print the table without its headings
     #[arg(long)]
     pub no_headers: bool,
+}
+
+/// How the volumes of a pool lie on its disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// Files on one disk of each node
+    Image,
+    /// Logical volumes in a volume group of all listed disks of each node, without snapshots
+    LogicalVolume,
+}
+
+impl From<Engine> for DeviceEngine {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Image => Self::Image,
+            Engine::LogicalVolume => Self::LogicalVolume,
+        }
+    }
 }
 
 /// Flags of `top`.

@@ -55,7 +55,8 @@ pub async fn run(
         return Ok(Verdict::Ok);
     };
     let hostnames = labelled.unwrap_or_default();
-    let declaration = Declaration::of(name, &disks, flags.selector.as_ref(), &hostnames)?;
+    let engine = flags.engine.into();
+    let declaration = Declaration::of(name, engine, &disks, flags.selector.as_ref(), &hostnames)?;
     printer.write(&declaration.render(flags.output.format == Format::Json)?)?;
     Ok(Verdict::Ok)
 }

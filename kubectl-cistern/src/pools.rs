@@ -4,6 +4,7 @@ use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolSource, Reason, StorageNode, StorageNodeStatus,
     StoragePool, StoragePoolSpec, condition,
     health::{PoolProblem, PoolSeverity},
+    pool::DeviceSource,
 };
 use kube::{
     ResourceExt as _,
@@ -67,7 +68,7 @@ pub struct PoolOnNode {
     /// about that.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Path of the block device; absent if the source of the pool is an image file or a volume group.
+    /// Path of the block device; absent if the pool is in an image file or is a volume group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// UUID of the pool's filesystem; absent until the pool is created.
@@ -256,7 +257,11 @@ fn source(spec: &StoragePoolSpec) -> String {
             Some(directory) => format!("image {} in {directory}", image.size),
             None => format!("image {}", image.size),
         },
-        (None, Some(_), _) => "device".to_owned(),
+        (None, Some(_), _) if spec.source.has_images() => "device".to_owned(),
+        (None, Some(DeviceSource { stripes, .. }), _) => match stripes {
+            Some(stripes) => format!("volume group of devices, {stripes} stripes"),
+            None => "volume group of devices".to_owned(),
+        },
         (None, None, Some(group)) => format!("volume group {}", group.name),
         (None, None, None) => String::new(),
     }
@@ -401,7 +406,7 @@ fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2       
     }
 
     #[test]
-    fn the_source_of_a_pool_names_its_directory_or_its_volume_group() {
+    fn the_source_of_a_pool_names_its_directory_its_volume_group_or_its_engine() {
         let mut cluster = cluster();
         let source = |cluster: &_| {
             let pools = Pools::of(cluster, &Selection::default(), None);
@@ -414,6 +419,24 @@ fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2       
         cluster.pools[0].spec.source =
             object(serde_json::json!({"volumeGroup": {"name": "vg-data"}}));
         assert_eq!(source(&cluster), "volume group vg-data");
+        let mut device = serde_json::json!({"paths": ["/dev/a"]});
+        for (field, value, expected) in [
+            ("engine", serde_json::json!("Image"), "device"),
+            (
+                "engine",
+                serde_json::json!("LogicalVolume"),
+                "volume group of devices",
+            ),
+            (
+                "stripes",
+                serde_json::json!(2),
+                "volume group of devices, 2 stripes",
+            ),
+        ] {
+            device[field] = value;
+            cluster.pools[0].spec.source = object(serde_json::json!({"device": device}));
+            assert_eq!(source(&cluster), expected);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::{
 };
 
 use cistern_crds::{
-    NodePoolStatus, StorageNode,
+    NodePool, NodePoolStatus, StorageNode,
     pool::{ReplacedDisk, VolumeGroupSource},
 };
 use serde_json::json;
@@ -52,6 +52,18 @@ pub enum Error {
         pool: String,
         /// Name of the volume group.
         group: String,
+        /// Name of the node.
+        node: String,
+    },
+    /// The pool is a volume group that the node has made of its disks.
+    #[error(
+        "pool {pool} is a volume group of disks of {node}, and not on one disk: nothing was changed; the volumes on a \
+        dead disk are lost: delete their claims, run `vgreduce --removemissing` for the group on {node}, and then add a \
+        blank disk that the pool lists or selects"
+    )]
+    OnSeveralDisks {
+        /// Name of the pool.
+        pool: String,
         /// Name of the node.
         node: String,
     },
@@ -141,16 +153,19 @@ struct Disk {
 impl Disk {
     /// The disk that the node reports. Fails if it reports none.
     fn of(found: &StorageNode, pool: &str, node: &str) -> Result<Self, Error> {
-        let mut entries = found.spec.pools.iter().filter(|entry| entry.name == pool);
+        let entries = found.spec.pools.iter().filter(|entry| entry.name == pool);
         let (pool, node) = (pool.to_owned(), node.to_owned());
-        if let Some(entry) = entries.find(|entry| entry.source.device.is_none()) {
-            return Err(match &entry.source.volume_group {
-                Some(VolumeGroupSource { name }) => {
-                    let group = name.clone();
-                    Error::InVolumeGroup { pool, group, node }
-                }
-                None => Error::InFile { pool, node },
-            });
+        for NodePool { source, .. } in entries {
+            if let Some(VolumeGroupSource { name }) = &source.volume_group {
+                let group = name.clone();
+                return Err(Error::InVolumeGroup { pool, group, node });
+            }
+            if source.device.is_none() {
+                return Err(Error::InFile { pool, node });
+            }
+            if !source.has_images() {
+                return Err(Error::OnSeveralDisks { pool, node });
+            }
         }
         let mut reported = found.status.iter().flat_map(|status| &status.pools);
         let Some(NodePoolStatus {
@@ -247,6 +262,24 @@ mod tests {
         assert!(refuse_if_it_works(&works, "fast", &loss("worker-1")).is_err());
         assert!(refuse_if_it_works(&works, "fast", &loss("worker-2")).is_ok());
         assert!(refuse_if_it_works(&broken, "fast", &loss("worker-1")).is_ok());
+    }
+
+    #[test]
+    fn a_volume_group_of_several_disks_is_refused_with_what_to_do_instead() {
+        let mut node = node("worker-2");
+        node.spec.pools[0].source =
+            object(json!({"device": {"paths": ["/dev/a"], "engine": "LogicalVolume"}}));
+        let refused = Disk::of(&node, "fast", "worker-2").unwrap_err();
+        assert!(matches!(refused, Error::OnSeveralDisks { .. }));
+        let text = refused.to_string();
+        for told in [
+            "nothing was changed",
+            "delete their claims",
+            "vgreduce --removemissing",
+            "add a blank disk",
+        ] {
+            assert!(text.contains(told), "{text}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     io,
 };
 
-use cistern_crds::StoragePool;
+use cistern_crds::{StoragePool, pool::DeviceEngine};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Expression, Selector};
 use serde::Serialize;
@@ -50,10 +50,11 @@ pub enum NoDeclaration {
 pub(super) struct Declaration(Value);
 
 impl Declaration {
-    /// The StoragePool of this name that uses the usable disks. It selects nodes by `selector`, or else by their
+    /// The StoragePool of this name that uses the usable disks by this engine. It selects nodes by `selector`, or else by their
     /// host names. Fails if there is none, or too many for one StoragePool.
     pub(super) fn of(
         name: &str,
+        engine: DeviceEngine,
         disks: &Disks,
         selector: Option<&Selector>,
         hostnames: &BTreeMap<String, String>,
@@ -85,13 +86,17 @@ impl Declaration {
                 Expression::In(HOSTNAME.to_owned(), names).into()
             }
         };
+        let device = match engine {
+            DeviceEngine::Image => json!({"paths": paths}),
+            DeviceEngine::LogicalVolume => json!({"engine": engine, "paths": paths}),
+        };
         Ok(Self(json!({
             "apiVersion": <StoragePool as kube::Resource>::api_version(&()),
             "kind": <StoragePool as kube::Resource>::kind(&()),
             "metadata": {"name": name},
             "spec": {
                 "nodeSelector": LabelSelector::from(selector),
-                "source": {"device": {"paths": paths}},
+                "source": {"device": device},
             },
         })))
     }
@@ -115,11 +120,26 @@ mod tests {
         *,
     };
 
+    const IMAGE: DeviceEngine = DeviceEngine::Image;
+
+    #[test]
+    fn the_pool_states_its_engine_only_if_it_is_another_than_the_default() {
+        let disks = Disks::of(&nodes());
+        let device = |engine| {
+            let pool = Declaration::of("fast", engine, &disks, None, &BTreeMap::new()).unwrap();
+            pool.0["spec"]["source"]["device"].clone()
+        };
+        assert_eq!(device(IMAGE).get("engine"), None);
+        let group = device(DeviceEngine::LogicalVolume);
+        assert_eq!(group["engine"], json!("LogicalVolume"));
+        assert_eq!(group["paths"], device(IMAGE)["paths"]);
+    }
+
     #[test]
     fn the_pool_lists_each_usable_disk_once_and_selects_its_nodes_by_host_name() {
         let disks = Disks::of(&nodes());
         let hostnames = [("worker-2".to_owned(), "host-2".to_owned())].into();
-        let pool = Declaration::of("fast", &disks, None, &hostnames).unwrap();
+        let pool = Declaration::of("fast", IMAGE, &disks, None, &hostnames).unwrap();
         let parsed: StoragePool = serde_json::from_value(pool.0.clone()).unwrap();
         let paths =
             ["nvme-eui.1", "nvme-eui.2", "wwn-3"].map(|name| format!("/dev/disk/by-id/{name}"));
@@ -137,14 +157,15 @@ mod tests {
     fn the_callers_label_selects_the_nodes() {
         let disks = Disks::of(&nodes());
         let selector = crate::selector::parse("storage=local").unwrap();
-        let pool = Declaration::of("fast", &disks, Some(&selector), &BTreeMap::new()).unwrap();
+        let pool =
+            Declaration::of("fast", IMAGE, &disks, Some(&selector), &BTreeMap::new()).unwrap();
         let selector = &pool.0["spec"]["nodeSelector"];
         assert_eq!(selector["matchLabels"], json!({"storage": "local"}));
     }
 
     #[test]
     fn a_pool_that_the_schema_would_refuse_is_not_printed() {
-        let of = |disks: &Disks| Declaration::of("fast", disks, None, &BTreeMap::new());
+        let of = |disks: &Disks| Declaration::of("fast", IMAGE, disks, None, &BTreeMap::new());
         let nothing = Disks::of(&[node("n", &json!([]))]);
         assert_eq!(of(&nothing), Err(NoDeclaration::NoDisk));
         let disk = |number: usize| {

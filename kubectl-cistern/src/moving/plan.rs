@@ -253,10 +253,15 @@ mod tests {
         assert!(why[0].contains("deletion of volume pvc-1"), "{why:?}");
         let mut cluster = with_pool();
         let mut entry = cluster.nodes[1].spec.pools[0].clone();
-        entry.source = object(json!({"volumeGroup": {"name": "vg-data"}}));
-        cluster.nodes[0].spec.pools = vec![entry];
-        let why = plan(&cluster, &both(), None).unwrap_err();
-        assert!(why[0].contains("pool fast is a volume group"), "{why:?}");
+        for group in [
+            json!({"volumeGroup": {"name": "vg-data"}}),
+            json!({"device": {"paths": ["/dev/a"], "engine": "LogicalVolume"}}),
+        ] {
+            entry.source = object(group);
+            cluster.nodes[0].spec.pools = vec![entry.clone()];
+            let why = plan(&cluster, &both(), None).unwrap_err();
+            assert!(why[0].contains("pool fast is a volume group"), "{why:?}");
+        }
         let there = plan(&with_pool(), &both(), Some("worker-1")).unwrap();
         assert_eq!((there.there.len(), there.create.len()), (2, 0));
     }
