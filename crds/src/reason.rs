@@ -289,20 +289,22 @@ names! {
         SnapshotFailed,
 
         // A pool on a node.
-        /// The pool's image file or device is missing.
+        /// The pool's image file, device or volume group is missing.
         ///
         /// Bring the disk back under one of the paths of the StoragePool, or mount it again if the
         /// StoragePool names a directory of it.
         BackingMissing,
-        /// The pool's image file or device holds something that is not this pool.
+        /// The pool's image file or device holds something that is not this pool, or its volume group cannot be used as
+        /// it is: it lacks a disk, for example.
         ///
-        /// Find out what it is before you remove anything. Name another device.
+        /// Find out what it is before you remove anything. Name another device. Of a volume group, repair what the
+        /// message names.
         BackingConflict,
         /// The pool on the disk belongs to another node, as its marker states.
         ///
         /// Follow "A disk moves to another machine" in docs/recovery.md.
         BelongsToOtherNode,
-        /// None of the listed devices is blank or holds this pool.
+        /// None of the listed devices is blank or holds this pool, or fewer are blank than the pool has stripes.
         ///
         /// The message states what each device holds. Add a blank device, or wipe one by hand.
         NoUsableDevice,
