@@ -94,6 +94,10 @@ async fn blank_disks_become_a_pool_that_the_api_server_accepts() {
         by_label["spec"]["source"]["device"]["paths"],
         json!([one, two])
     );
+    let in_group = [&labelled[..], &["--engine", "logical-volume"]].concat();
+    let in_group = plugin.json(&in_group).await;
+    let expected = json!({"paths": [one, two], "engine": "LogicalVolume"});
+    assert_eq!(in_group["spec"]["source"]["device"], expected);
     // YAML is the default, and what the API server accepts.
     let yaml = plugin
         .text(&["discover", "--node", "discover-1", "--pool", "discovered"])
