@@ -1,6 +1,10 @@
 //! The API server that other tests stand on.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +16,10 @@ use cistern_crds::{
     pool::{ImageSource, PoolSource},
     testing::node_pool,
 };
-use cistern_e2e::{ControlPlane, Folder, Process, eventually, process::dying_with_us};
+use cistern_e2e::{
+    ControlPlane, Folder, Process, eventually,
+    process::{dying_with_us, workspace},
+};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
@@ -326,6 +333,32 @@ async fn the_engine_and_the_stripes_of_a_pool_on_devices_do_not_change() {
         assert_eq!(source.has_images(), engine.is_none(), "{name}");
         assert_eq!(source.device.unwrap().stripes, stripes, "{name}");
     }
+}
+
+#[tokio::test]
+async fn the_pools_of_the_examples_are_accepted_with_every_field() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let strict = PatchParams::apply("examples").dry_run().validation_strict();
+    let mut engines = Vec::new();
+    for entry in std::fs::read_dir(workspace().join("manifests/examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|it| it != "yaml") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let objects: Vec<serde_json::Value> = serde_saphyr::from_multiple(&text).unwrap();
+        for object in objects {
+            if object["kind"] != "StoragePool" {
+                continue;
+            }
+            let name = object["metadata"]["name"].as_str().unwrap();
+            let applied = pools.patch(name, &strict, &Patch::Apply(&object)).await;
+            let accepted = applied.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            engines.push(accepted.spec.source.has_images());
+        }
+    }
+    // Pools of both kinds were found.
+    assert!(engines.contains(&true) && engines.contains(&false));
 }
 
 #[tokio::test]
