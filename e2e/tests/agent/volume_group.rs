@@ -1,6 +1,7 @@
 //! Pools that are volume groups of LVM, and their volumes as kubelet uses them. The volumes need device-mapper, which the
 //! virtual machine has.
 
+mod disks;
 mod life;
 mod pools;
 
