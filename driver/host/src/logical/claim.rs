@@ -12,7 +12,7 @@ use super::{
     Error, GroupSource, Unfit, VolumeGroup,
     command::{Lvm, PROGRAM},
     disks,
-    report::{GroupRow, number},
+    report::{DiskRow, GroupRow, number},
     tags,
 };
 use crate::{
@@ -24,6 +24,8 @@ use crate::{
     root::Root,
 };
 
+/// What LVM warns of when a second device has the label of a physical volume.
+const FOUND_TWICE: &str = "was already found on";
 /// Longest name of a mapping (`DM_NAME_LEN` of the kernel, less the end of the text).
 const LONGEST_MAPPING: usize = 127;
 
@@ -172,7 +174,7 @@ fn availability() -> Result<(), GroupUnavailable> {
 
 /// Reads the state of the group of this name, which can be changed on this machine.
 pub(super) fn read(lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
-    let rows = lvm.report(name).map_err(|cause| {
+    let read = lvm.report_with_warnings(name).map_err(|cause| {
         // LVM has one exit code for all failures.
         let group = name.to_owned();
         if cause.says(&format!("Volume group \"{name}\" not found")) {
@@ -186,13 +188,33 @@ pub(super) fn read(lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
         }
         failed("read the state", name)(cause)
     });
-    let row = rows?.pop();
-    let row = row.ok_or_else(|| {
+    let (mut rows, warnings): (Vec<GroupRow>, _) = read?;
+    let row = rows.pop().ok_or_else(|| {
         let group = name.to_owned();
         Error::Missing { group }
     })?;
     refuse(&row, name)?;
+    refuse_duplicates(lvm, name, &warnings)?;
     Ok(row)
+}
+
+/// Fails if LVM has found a physical volume of a group twice, which it says only in a warning. It changes nothing of such a group.
+fn refuse_duplicates(lvm: &Lvm, name: &str, warnings: &str) -> Result<(), Error> {
+    let mut found = warnings.lines().filter(|line| line.contains(FOUND_TWICE));
+    if found.clone().next().is_none() {
+        return Ok(());
+    }
+    let (rows, _) = lvm
+        .report_all::<DiskRow>()
+        .map_err(failed("list the disks", name))?;
+    let is_own = |line: &&str| {
+        let mut own = rows.iter().filter(|row| row.group == name);
+        own.any(|row| line.contains(&row.uuid))
+    };
+    match found.find(is_own) {
+        Some(line) => Err(unfit(name, Unfit::DuplicateDisk(line.trim().to_owned()))),
+        None => Ok(()),
+    }
 }
 
 /// Whether device-mapper has room for the names of volumes in a group of this name.

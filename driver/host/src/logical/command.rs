@@ -75,8 +75,16 @@ impl Lvm {
 
     /// Runs a command that lists rows of one kind, of a group or of a logical volume.
     pub(super) fn report<T: Report>(&self, of: &str) -> Result<Vec<T>, Cause> {
+        Ok(self.report_with_warnings(of)?.0)
+    }
+
+    /// As [`Self::report`], with what LVM warns of.
+    pub(super) fn report_with_warnings<T: Report>(
+        &self,
+        of: &str,
+    ) -> Result<(Vec<T>, String), Cause> {
         let output = self.run(&self.reporting::<T>()?.operand(of))?;
-        Ok(report::parse(&output.stdout)?)
+        Ok((report::parse(&output.stdout)?, output.stderr))
     }
 
     /// Lists all rows of one kind. If LVM could not read all of them, those that it has read, and why.

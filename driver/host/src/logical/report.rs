@@ -65,7 +65,7 @@ impl Report for GroupTags {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct DiskRow {
     #[serde(rename = "pv_uuid")]
-    uuid: String,
+    pub(super) uuid: String,
     #[serde(rename = "pv_major")]
     major: String,
     #[serde(rename = "pv_minor")]

@@ -253,11 +253,15 @@ impl VolumeGroup {
         Error::Missing { uid, pool }
     }
 
-    /// Opens the device of a volume for reading and writing, and activates it first if need be. Fails if the volume does
-    /// not exist, or if LVM cannot activate it.
+    /// Opens the device of a volume for reading and writing, or for reading if it is mounted and the kernel allows no more.
+    /// Activates it first if need be. Fails if the volume does not exist, or if LVM cannot activate it.
     pub fn open_volume(&self, uid: &Uid) -> Result<(LogicalDevice, Image), Error> {
         let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
-        let device = self.open_device(&volume, OFlags::RDWR);
+        let device = match self.open_device(&volume, OFlags::RDWR) {
+            // A kernel without CONFIG_BLK_DEV_WRITE_MOUNTED lets nobody write to a device that is mounted.
+            Err(cause) if cause.is_busy() => self.open_device(&volume, OFlags::RDONLY),
+            result => result,
+        };
         let device = device.map_err(failed("open the device", uid))?;
         Ok((device, volume.into_image()))
     }

@@ -68,6 +68,11 @@ pub enum Unfit {
          (vgextend --restoremissing GROUP DEVICE)"
     )]
     MissingDisks(u64),
+    /// Two devices have the label of one of its physical volumes.
+    #[error(
+        "a copy of one of its disks, or a second path to it, is there, which LVM must not see: {0}"
+    )]
+    DuplicateDisk(String),
     /// It is exported.
     #[error("it is exported (vgimport)")]
     Exported,

@@ -35,6 +35,8 @@ use crate::{
 pub enum Fault {
     /// The call returns `EIO` without an effect.
     Error,
+    /// The call returns `EBUSY` without an effect.
+    Busy,
     /// The process kills itself instead of the call.
     Kill,
 }
@@ -107,8 +109,10 @@ impl FailAt {
         if call != self.at.load(Ordering::SeqCst) {
             return Ok(&*self.system);
         }
-        if self.fault == Fault::Kill {
-            kill_process(getpid(), Signal::KILL)?;
+        match self.fault {
+            Fault::Error => {}
+            Fault::Busy => return Err(rustix::io::Errno::BUSY.into()),
+            Fault::Kill => kill_process(getpid(), Signal::KILL)?,
         }
         Err(rustix::io::Errno::IO.into())
     }

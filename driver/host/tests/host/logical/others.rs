@@ -7,13 +7,17 @@ use std::{
     time::Duration,
 };
 
-use cistern_host::{Expectation, image::Error};
+use cistern_host::{
+    Expectation,
+    image::Error,
+    system::{FailAt, Fault, System},
+};
 use cistern_types::Bytes;
 
 use super::{DISK, Group, UNSEEN, block, open};
 use crate::{
     device::Disk,
-    harness::{Machine, must, run},
+    harness::{Machine, must, root, run},
 };
 
 const LABEL: usize = 1 << 20;
@@ -192,4 +196,46 @@ fn no_volume_is_made_once_the_metadata_is_full_and_those_that_exist_still_grow()
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert_eq!(group.names().len(), 1);
     must(pool.grow(&request.uid, Bytes::mib(60)));
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_group_with_a_copy_of_one_of_its_disks_is_refused_until_the_copy_is_away() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 2);
+    let pool = group.pool(&machine);
+    let copy = Disk::attach(machine.path("disk-1"));
+    for error in [
+        pool.check().unwrap_err().to_string(),
+        group
+            .open(&machine, Expectation::Made)
+            .unwrap_err()
+            .to_string(),
+    ] {
+        assert!(
+            error.contains("a second path to it") && error.contains(copy.path()),
+            "{error}"
+        );
+    }
+    copy.detach();
+    must(pool.check());
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_device_that_the_kernel_lets_nobody_write_to_is_opened_for_reading() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let request = block(&machine, "raw");
+    must(group.pool(&machine).create(&request, UNSEEN));
+    let system = FailAt::new(Arc::clone(&machine.system), Fault::Busy, u64::MAX);
+    let system = Arc::new(system);
+    let root = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
+    let pool = must(group.open_by(&root, Expectation::Made));
+    let opened = (1..100).filter(|at| {
+        system.fail_in(*at);
+        pool.open_volume(&request.uid).is_ok() && system.has_failed()
+    });
+    // Only the call that opens the device is repeated.
+    assert_eq!(opened.count(), 1);
 }
