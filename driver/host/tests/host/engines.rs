@@ -1,6 +1,6 @@
 //! The same scenarios over every engine, with and without encryption: image files, and logical volumes of LVM.
 
-mod fixture;
+pub(crate) mod fixture;
 mod scenarios;
 
 /// Makes a test of each scenario for each engine.

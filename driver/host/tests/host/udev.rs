@@ -12,7 +12,7 @@ use std::{
 };
 
 use cistern_host::{
-    Image, ImageRequest, Pool,
+    Image,
     mounting::Error,
     udev::{HostRule, host_rule},
 };
@@ -20,8 +20,8 @@ use cistern_types::Bytes;
 use rustix::fs::{major, minor};
 
 use crate::{
-    encryption::{keys, raw, stage_block},
-    harness::{Machine, eventually, has_loops, must, open_new, run},
+    engines::fixture::Fixture,
+    harness::{eventually, has_loops, must, run},
 };
 
 /// What administrators copy to their nodes.
@@ -87,47 +87,44 @@ impl Drop for Udev {
     }
 }
 
-/// A raw block volume, plain or encrypted.
+/// A raw block volume, with what kubelet has of it.
 struct Volume<'a> {
-    machine: &'a Machine,
-    pool: &'a Pool,
+    fixture: &'a Fixture,
     image: Image,
     staging: PathBuf,
 }
 
 impl<'a> Volume<'a> {
-    fn new(machine: &'a Machine, pool: &'a Pool, is_encrypted: bool) -> Self {
-        let request = raw(machine);
-        let request = ImageRequest {
-            // As that of an object: the rule matches no other name.
-            uid: new_uuid().parse().unwrap(),
-            size: Bytes::mib(160),
-            encryption: request.encryption.filter(|_| is_encrypted),
-            ..request
-        };
+    fn new(fixture: &'a Fixture) -> Self {
+        // As that of an object: the rule matches no other name.
+        let uid = new_uuid().parse().unwrap();
         Self {
-            machine,
-            pool,
-            image: must(pool.create_image(&request)),
-            staging: machine.staging("raw"),
+            fixture,
+            image: fixture.create_as(uid, "raw", Bytes::mib(160), None),
+            staging: fixture.machine.staging("raw"),
         }
     }
 
+    /// Stages it, which makes its device.
     fn stage(&self) {
-        let keys = self.image.encryption().map(|_| keys(b'a'));
-        must(stage_block(
-            self.pool,
-            &self.image,
-            keys.as_ref(),
-            &self.staging,
-        ));
+        must(self.fixture.stage_block(&self.image, &self.staging));
         settle();
     }
 
+    /// Unstages it, and ends its device.
     fn unstage(&self) -> Result<(), Error> {
-        let result = self.machine.root().unstage(&self.staging);
+        let result = self.fixture.machine.root().unstage(&self.staging);
         settle();
+        if result.is_ok() && self.fixture.engine.images().is_none() {
+            // As a reboot does: a logical volume stays active.
+            set_active(self.fixture, &format!("cistern-{}", self.image.uid), false);
+        }
         result
+    }
+
+    fn remove(self) {
+        must(self.fixture.engine.remove(&self.image.uid));
+        settle();
     }
 
     /// The device as the host knows it.
@@ -140,11 +137,31 @@ impl<'a> Volume<'a> {
         };
         format!("/dev/{kind}{}", minor(node.rdev()))
     }
+}
 
-    /// What udev knows of the device.
-    fn properties(&self) -> String {
-        run("udevadm", &["info", "--query", "property", &self.device()])
-    }
+/// Activates a logical volume of a group, or deactivates it.
+fn set_active(fixture: &Fixture, name: &str, is_active: bool) {
+    let to = if is_active { "y" } else { "n" };
+    let path = fixture.engine.path().join(name);
+    lvm(&["lvchange", "--activate", to, path.to_str().unwrap()]);
+    settle();
+}
+
+/// What udev knows of a device.
+fn properties(device: &str) -> String {
+    run("udevadm", &["info", "--query", "property", device])
+}
+
+/// udev has not looked at what is on a device.
+#[track_caller]
+fn is_not_examined(device: &str) {
+    let found = properties(device);
+    assert!(!found.contains("ID_FS_"), "{found}");
+    assert!(found.contains("SYSTEMD_READY=0"), "{found}");
+}
+
+fn lvm(arguments: &[&str]) {
+    run("lvm", &[arguments, &["--config", ALONE]].concat());
 }
 
 fn new_uuid() -> String {
@@ -156,32 +173,8 @@ fn new_uuid() -> String {
 /// Without it the host acts, which `acts` shows and undoes.
 fn check(write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
     let _udev = Udev::start();
-    for is_encrypted in [false, true] {
-        let machine = Machine::new();
-        let pool = open_new(&machine);
-        let volume = Volume::new(&machine, &pool, is_encrypted);
-        set_rule(true);
-        volume.stage();
-        write(&volume.device());
-        must(volume.unstage());
-
-        set_rule(false);
-        volume.stage();
-        acts(&volume);
-        must(volume.unstage());
-        has_loops(&machine, 1);
-
-        set_rule(true);
-        for _ in 0..3 {
-            volume.stage();
-            let found = volume.properties();
-            assert!(!found.contains("ID_FS_"), "{found}");
-            assert!(found.contains("SYSTEMD_READY=0"), "{found}");
-            must(volume.unstage());
-            has_loops(&machine, 1);
-        }
-        must(pool.remove_image(&volume.image.uid));
-    }
+    check_with(&Fixture::images(), &write, &acts);
+    check_with(&Fixture::images().encrypted(), &write, &acts);
     // The node plugin reports whether the host has the rule.
     for (has_rule, seen) in [(true, HostRule::Installed), (false, HostRule::Missing)] {
         set_rule(has_rule);
@@ -190,13 +183,58 @@ fn check(write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
     }
 }
 
+/// As [`check`], with one volume.
+fn check_with(fixture: &Fixture, write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
+    let machine = &fixture.machine;
+    let loops = machine.inventory().loops.len();
+    let volume = Volume::new(fixture);
+    set_rule(true);
+    volume.stage();
+    write(&volume.device());
+    must(volume.unstage());
+
+    set_rule(false);
+    volume.stage();
+    acts(&volume);
+    // The rule is installed while the volume is attached.
+    set_rule(true);
+    run("udevadm", &["trigger", "--settle", &volume.device()]);
+    is_not_examined(&volume.device());
+    must(volume.unstage());
+    has_loops(machine, loops);
+
+    for _ in 0..3 {
+        volume.stage();
+        is_not_examined(&volume.device());
+        must(volume.unstage());
+        has_loops(machine, loops);
+    }
+    volume.remove();
+}
+
+/// Writes the superblock of an array of one disk.
+fn write_array(device: &str) {
+    let create = ["--create", "/dev/md50", "--run", "--force", "--level", "1"];
+    let of = ["--raid-devices", "1", "--metadata", "1.2", device];
+    run("mdadm", &[&create[..], &of[..]].concat());
+    run("mdadm", &["--stop", "/dev/md50"]);
+}
+
+/// The host has assembled an array, which keeps the volume staged until it is stopped.
+fn is_assembled(volume: &Volume<'_>) {
+    let error = volume.unstage().unwrap_err();
+    let Error::Held { holders, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(error.to_string().contains("the array md"), "{error}");
+    run("mdadm", &["--stop", &format!("/dev/{}", holders[0].name)]);
+    settle();
+}
+
 #[test]
 #[ignore = "needs udev and device-mapper in a machine of its own"]
 fn a_volume_group_in_a_raw_block_volume_is_activated_by_the_host_only_without_the_rule() {
     let group = format!("vg{}", std::process::id());
-    let lvm = |arguments: &[&str]| {
-        run("lvm", &[arguments, &["--config", ALONE]].concat());
-    };
     check(
         |device| {
             lvm(&["pvcreate", "-ff", "-y", device]);
@@ -219,23 +257,30 @@ fn a_volume_group_in_a_raw_block_volume_is_activated_by_the_host_only_without_th
 #[test]
 #[ignore = "needs udev and device-mapper in a machine of its own"]
 fn an_array_in_a_raw_block_volume_is_assembled_by_the_host_only_without_the_rule() {
-    check(
-        |device| {
-            let create = ["--create", "/dev/md50", "--run", "--force", "--level", "1"];
-            let of = ["--raid-devices", "1", "--metadata", "1.2", device];
-            run("mdadm", &[&create[..], &of[..]].concat());
-            run("mdadm", &["--stop", "/dev/md50"]);
-        },
-        |volume| {
-            let error = volume.unstage().unwrap_err();
-            let Error::Held { holders, .. } = &error else {
-                panic!("{error}");
-            };
-            assert!(error.to_string().contains("the array md"), "{error}");
-            run("mdadm", &["--stop", &format!("/dev/{}", holders[0].name)]);
-            settle();
-        },
-    );
+    check(write_array, is_assembled);
+}
+
+#[test]
+#[ignore = "needs udev and device-mapper in a machine of its own"]
+fn an_array_in_a_logical_volume_is_assembled_by_the_host_only_without_the_rule() {
+    let _udev = Udev::start();
+    let fixture = Fixture::logical_volumes();
+    check_with(&fixture, write_array, is_assembled);
+    // The rule is there, and the host knows what is in its own logical volumes, but not in one that an expansion makes.
+    let growth = format!("cistern-{}-growth", new_uuid());
+    for (name, is_known) in [("data", true), ("cistern-data", true), (&growth, false)] {
+        let group = fixture.engine.path();
+        let of = ["--name", name, group.to_str().unwrap()];
+        let own = ["lvcreate", "--yes", "-Wn", "-Zn", "--extents", "4"];
+        lvm(&[&own[..], &of].concat());
+        let (uuid, device) = (new_uuid(), group.join(name));
+        run("mkfs.ext4", &["-q", "-U", &uuid, device.to_str().unwrap()]);
+        settle();
+        set_active(&fixture, name, false);
+        set_active(&fixture, name, true);
+        let link = format!("/dev/disk/by-uuid/{uuid}");
+        assert_eq!(fs::exists(link).unwrap(), is_known, "{name}");
+    }
 }
 
 #[test]
@@ -251,7 +296,7 @@ fn a_btrfs_in_a_raw_block_volume_is_registered_by_the_host_only_without_the_rule
             assert!(!link.exists());
         },
         |volume| {
-            assert!(volume.properties().contains("ID_BTRFS_READY=1"));
+            assert!(properties(&volume.device()).contains("ID_BTRFS_READY=1"));
             assert!(link.exists(), "the host has a name that the pod has chosen");
             // That fails when the kernel does not know it.
             forget(&volume.device());

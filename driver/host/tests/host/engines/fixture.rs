@@ -7,7 +7,7 @@ use std::{
 
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Engine, Expectation, Image, ImageRequest, Keys, Root,
-    Staged, Unlock, mounting::Error,
+    Staged, Uid, Unlock, mounting::Error,
 };
 use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 
@@ -21,21 +21,21 @@ use crate::{
 const DISKS: usize = 2;
 
 /// A pool of one engine on a machine of its own.
-pub(super) struct Fixture {
-    pub(super) engine: Arc<dyn Engine>,
+pub(crate) struct Fixture {
+    pub(crate) engine: Arc<dyn Engine>,
     group: Option<Group>,
     keys: Option<Keys>,
-    pub(super) machine: Machine,
+    pub(crate) machine: Machine,
 }
 
 impl Fixture {
     /// A pool of image files.
-    pub(super) fn images() -> Self {
+    pub(crate) fn images() -> Self {
         Self::new(Machine::new(), None)
     }
 
     /// A volume group.
-    pub(super) fn logical_volumes() -> Self {
+    pub(crate) fn logical_volumes() -> Self {
         let machine = Machine::new();
         let group = Group::blank(&machine, DISKS);
         Self::new(machine, Some(group))
@@ -51,7 +51,7 @@ impl Fixture {
     }
 
     /// Encrypts all volumes.
-    pub(super) fn encrypted(self) -> Self {
+    pub(crate) fn encrypted(self) -> Self {
         Self {
             keys: Some(keys(b'k')),
             ..self
@@ -78,8 +78,19 @@ impl Fixture {
         size: Bytes,
         filesystem: Option<FilesystemType>,
     ) -> Image {
+        self.create_as(self.machine.uid(name), name, size, filesystem)
+    }
+
+    /// Makes a volume with this UID.
+    pub(crate) fn create_as(
+        &self,
+        uid: Uid,
+        name: &str,
+        size: Bytes,
+        filesystem: Option<FilesystemType>,
+    ) -> Image {
         let request = ImageRequest {
-            uid: self.machine.uid(name),
+            uid,
             filesystem,
             encryption: self.keys.as_ref().map(|_| Encryption::Luks2),
             ..request(name, size, FilesystemType::Ext4, Provisioning::Thick)
@@ -124,7 +135,7 @@ impl Fixture {
         target
     }
 
-    pub(super) fn stage_block(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
+    pub(crate) fn stage_block(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
         self.engine.stage_block(&BlockStageRequest {
             image: &image.uid,
             volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
