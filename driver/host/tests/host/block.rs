@@ -81,28 +81,31 @@ impl<'a> Device<'a> {
     fn unstage(&self) -> Result<(), Error> {
         self.machine.root().unstage(&self.staging)
     }
+}
 
+/// kubelet's part of a raw block volume.
+pub(crate) struct Mapped {
+    path: PathBuf,
+    /// The loop device.
+    pub(crate) lock: String,
+}
+
+impl Mapped {
     /// What kubelet does with a published device: one more bind mount, and a loop device as a lock.
-    fn map(&self, target: &Path) -> Mapped {
-        let path = self.machine.path("kubelet/mapped");
+    pub(crate) fn new(machine: &Machine, target: &Path) -> Self {
+        let folder = machine.path("kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-of-pod/dev");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("uid-of-pod");
         fs::write(&path, "").unwrap();
         mount_bind(target, &path).unwrap();
         let lock = run("losetup", &["--show", "-f", path.to_str().unwrap()]);
-        Mapped {
+        Self {
             path,
             lock: lock.trim().to_owned(),
         }
     }
-}
 
-/// kubelet's part of a raw block volume.
-struct Mapped {
-    path: PathBuf,
-    lock: String,
-}
-
-impl Mapped {
-    fn end(self) {
+    pub(crate) fn end(self) {
         run("losetup", &["-d", &self.lock]);
         rustix::mount::unmount(&self.path, UnmountFlags::empty()).unwrap();
         fs::remove_file(&self.path).unwrap();
@@ -185,7 +188,7 @@ fn kubelets_own_loop_device_on_a_published_volume_is_ignored() {
     let target = machine.path("kubelet/target");
     must(volume.stage());
     must(volume.publish(&target, false));
-    let mapped = volume.map(&target);
+    let mapped = Mapped::new(&machine, &target);
     let inventory = machine.inventory();
     assert_eq!(inventory.loops.len(), 2, "{:?}", inventory.loops);
     assert_eq!(inventory.nodes.len(), 3, "kubelet's bind mount is one more");

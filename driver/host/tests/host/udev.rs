@@ -20,6 +20,7 @@ use cistern_types::Bytes;
 use rustix::fs::{major, minor};
 
 use crate::{
+    block::Mapped,
     engines::fixture::Fixture,
     harness::{eventually, has_loops, must, run},
 };
@@ -280,6 +281,42 @@ fn an_array_in_a_logical_volume_is_assembled_by_the_host_only_without_the_rule()
         set_active(&fixture, name, true);
         let link = format!("/dev/disk/by-uuid/{uuid}");
         assert_eq!(fs::exists(link).unwrap(), is_known, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs udev and device-mapper in a machine of its own"]
+fn an_array_is_assembled_on_the_loop_device_of_kubelet_only_without_the_rule() {
+    let _udev = Udev::start();
+    for fixture in [Fixture::images, Fixture::logical_volumes] {
+        let fixture = fixture();
+        let volume = Volume::new(&fixture);
+        // Nothing has examined the volume's own device.
+        set_rule(true);
+        volume.stage();
+        write_array(&volume.device());
+        let target = fixture.start_block_pod(&volume.image, &volume.staging);
+        for has_rule in [false, true] {
+            set_rule(has_rule);
+            let mapped = Mapped::new(&fixture.machine, &target);
+            settle();
+            let holders = mapped.lock.replace("/dev", "/sys/block") + "/holders";
+            let holders = fs::read_dir(holders).unwrap();
+            let holders: Vec<_> = holders.map(|it| it.unwrap().file_name()).collect();
+            if has_rule {
+                assert!(holders.is_empty(), "{holders:?}");
+                is_not_examined(&mapped.lock);
+            } else {
+                assert_eq!(holders.len(), 1, "{}", properties(&mapped.lock));
+                let array = format!("/dev/{}", holders[0].display());
+                run("mdadm", &["--stop", &array]);
+                settle();
+            }
+            mapped.end();
+        }
+        must(fixture.machine.root().unpublish(&target));
+        must(volume.unstage());
+        volume.remove();
     }
 }
 

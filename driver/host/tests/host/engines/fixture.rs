@@ -146,7 +146,7 @@ impl Fixture {
     }
 
     /// Stages a raw block volume and publishes it, and returns the target path.
-    pub(super) fn start_block_pod(&self, image: &Image, staging: &Path) -> PathBuf {
+    pub(crate) fn start_block_pod(&self, image: &Image, staging: &Path) -> PathBuf {
         must(self.stage_block(image, staging));
         let target = staging.with_extension("pod");
         must(self.machine.root().publish_block(&BlockPublishRequest {
