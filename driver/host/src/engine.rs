@@ -76,6 +76,9 @@ pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
         progress: Progress<'_>,
     ) -> Result<Image, Error>;
 
+    /// Stops the making of a volume that is no longer wanted, if it takes long, at the next occasion.
+    fn interrupt(&self, uid: &Uid);
+
     /// Grows a volume to at least this size, without its devices and its filesystem. Does not change one that is large
     /// enough. Fails as [`Self::create`] does.
     fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error>;

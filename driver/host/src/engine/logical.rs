@@ -76,6 +76,10 @@ impl Engine for VolumeGroup {
         self.create(request, progress)
     }
 
+    fn interrupt(&self, uid: &Uid) {
+        self.interrupt(uid);
+    }
+
     fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
         self.grow(uid, size)
     }

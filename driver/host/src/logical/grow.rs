@@ -69,7 +69,7 @@ impl VolumeGroup {
         let uid: Uid = format!("{}-growth", volume.uid)
             .parse()
             .map_err(io::Error::other)?;
-        let _making = Making::begin(self.path_of(&uid));
+        let making = Making::begin(self.path_of(&uid));
         // What an interrupted call has left.
         let look = |growth: &Uid| self.find(growth).map_err(io::Error::other);
         if look(&uid)?.is_some() {
@@ -80,7 +80,7 @@ impl VolumeGroup {
         let growth = look(&uid)?.ok_or(io::ErrorKind::NotFound);
         let growth = growth.map_err(io::Error::from)?;
         let device = self.open_device(&growth, OFlags::RDWR)?;
-        zero(system, &device, growth.size, progress::UNSEEN)?;
+        zero(system, &device, growth.size, (&making, progress::UNSEEN))?;
         system.sync(device.as_fd())?;
         drop(device);
         let name = self.path_of(&uid);

@@ -29,6 +29,11 @@ pub(super) static ALLOCATION: Mutex<()> = Mutex::new(());
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
 impl VolumeGroup {
+    /// Stops the making of a volume that is no longer wanted, at the next occasion. What is left is no volume.
+    pub fn interrupt(&self, uid: &Uid) {
+        Making::stop(&self.path_of(uid));
+    }
+
     /// Creates a volume, whole or not at all. Returns an existing one that matches the request. Every byte of a new one
     /// reads zero, whatever was on the disks before, so this takes as long as writing the volume once, unless the disks
     /// can zero by themselves. Continues what an interrupted call has begun. Fails if an existing volume does not match,
@@ -37,18 +42,18 @@ impl VolumeGroup {
         let uid = &request.uid;
         self.refuse_unsupported(request)?;
         let row = self.row()?;
-        let _making = Making::begin(self.path_of(uid));
+        let making = Making::begin(self.path_of(uid));
         match self.find(uid)? {
             Some(volume) if volume.state != State::Making => {}
             Some(volume) => {
                 self.refuse_in_use(&volume)?;
                 self.verify(&volume.clone().into_image(), request)?;
-                self.complete(&volume, request, progress)?;
+                self.complete(&volume, request, (&making, progress))?;
             }
             None => {
                 self.allocate(request, &row)?;
                 let volume = self.find(uid)?.ok_or_else(|| self.missing(uid))?;
-                self.complete(&volume, request, progress)?;
+                self.complete(&volume, request, (&making, progress))?;
             }
         }
         let image = self.volume(uid)?;
@@ -140,7 +145,7 @@ impl VolumeGroup {
         &self,
         volume: &LogicalVolume,
         request: &ImageRequest,
-        progress: Progress<'_>,
+        (making, progress): (&Making, Progress<'_>),
     ) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &request.uid);
         let identity = volume
@@ -152,7 +157,7 @@ impl VolumeGroup {
             })?;
         let make = || -> Result<(), Cause> {
             let device = self.open_device(volume, OFlags::RDWR)?;
-            zero(system, &device, volume.size, progress)?;
+            zero(system, &device, volume.size, (making, progress))?;
             if let Content::Filesystem { filesystem, uuid } = identity.content
                 && identity.encryption.is_none()
             {
@@ -196,15 +201,16 @@ impl VolumeGroup {
     }
 }
 
-/// Zeroes a device of this size. The caller syncs it.
+/// Zeroes a device of this size. The caller syncs it. Fails if the making shall stop.
 pub(super) fn zero(
     system: &dyn System,
     device: &LogicalDevice,
     size: Bytes,
-    progress: Progress<'_>,
+    (making, progress): (&Making, Progress<'_>),
 ) -> io::Result<()> {
     let mut at = 0;
     while at < size.0 {
+        making.go_on()?;
         let end = size.0.min(at.saturating_add(ZEROED_AT_ONCE));
         system.zero(device.as_fd(), &(at..end))?;
         progress(percent(end, size.0));

@@ -149,7 +149,13 @@ impl Pools {
             .retain(|name, _| names.contains(&name.as_str()));
     }
 
-    /// Waits for a permit to work on a volume of the pool.
+    /// Waits for the permits to make a volume in the pool of this name.
+    pub async fn permit_to_make(&self, name: &str) -> Option<(Permit, Permit)> {
+        let making = self.limiter.making(name).await?;
+        Some((making, self.limiter.volume(name).await?))
+    }
+
+    /// Waits for a permit to work on a volume of the pool of this name.
     pub async fn permit(&self, name: &str) -> Option<Permit> {
         self.limiter.volume(name).await
     }

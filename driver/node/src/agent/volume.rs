@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{ContentSource, Explanation, PoolVolume, PoolVolumeStatus, Reason};
+use cistern_crds::{
+    ContentSource, Explanation, HasImage as _, PoolVolume, PoolVolumeStatus, Reason,
+};
 use cistern_host::Checking;
 use kube::runtime::controller::Action;
 
@@ -25,6 +27,7 @@ use self::{
 use super::{
     Agent, io_limits,
     plan::{self, VolumeStep},
+    pools::Permit,
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
     work::{Error, Reconcile, Work},
 };
@@ -187,12 +190,23 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
+    /// Waits for the permits of a step on the volume.
+    async fn permit_for(&self, step: VolumeStep) -> (Option<Permit>, Option<Permit>) {
+        let (pools, name) = (&self.agent.pools, self.object.pool_name());
+        match step {
+            VolumeStep::Make => pools.permit_to_make(name).await.unzip(),
+            _ => (None, pools.permit(name).await),
+        }
+    }
+
     async fn prepare_here(&self, step: VolumeStep) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
-        let permit = self.permit().await;
+        let Some(permit) = self.unless_deleted(self.permit_for(step)).await else {
+            return Ok(Action::requeue(LOCKED));
+        };
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
@@ -221,6 +235,9 @@ impl Reconciliation<'_, PoolVolume> {
             done
         });
         let Some((done, object)) = self.report_while(work).await else {
+            if let (true, Ok(uid)) = (self.is_deleted(), image::name_of(self.object)) {
+                usable.pool.interrupt(&uid);
+            }
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);

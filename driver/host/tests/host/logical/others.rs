@@ -1,6 +1,7 @@
 //! What an administrator, an interrupted command or another thread does to a group meanwhile.
 
 use std::{
+    cell::RefCell,
     os::unix::fs::FileExt as _,
     sync::{Arc, mpsc},
     thread,
@@ -8,7 +9,7 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation,
+    Expectation, ImageRequest,
     image::Error,
     system::{FailAt, Fault, System},
 };
@@ -238,4 +239,27 @@ fn a_device_that_the_kernel_lets_nobody_write_to_is_opened_for_reading() {
     });
     // Only the call that opens the device is repeated.
     assert_eq!(opened.count(), 1);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_that_is_no_longer_wanted_is_not_zeroed_to_its_end() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = ImageRequest {
+        size: Bytes::mib(200),
+        ..block(&machine, "raw")
+    };
+    let percents = RefCell::new(Vec::new());
+    let interrupt = |percent| {
+        percents.borrow_mut().push(percent);
+        pool.interrupt(&request.uid);
+    };
+    pool.create(&request, &interrupt).unwrap_err();
+    assert_eq!(percents.take(), [32]);
+    assert_eq!(must(pool.volumes()), []);
+    let made = must(pool.create(&request, UNSEEN));
+    assert_eq!(made.size, request.size);
+    must(pool.remove(&request.uid));
 }

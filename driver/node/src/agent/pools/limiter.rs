@@ -8,12 +8,16 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Concurrent volume operations per pool. Each takes a thread, and a mkfs takes disk bandwidth.
-const VOLUMES_PER_POOL: usize = 8;
+/// Volumes that are made at a time in a pool. Each takes a thread, and a mkfs takes disk bandwidth. A logical volume can take
+/// hours, because all of it is zeroed.
+const MADE_PER_POOL: usize = 8;
+/// Concurrent volume operations per pool. Some are left while volumes are made.
+const VOLUMES_PER_POOL: usize = MADE_PER_POOL + 2;
 
 /// Semaphores of each pool, by name.
 #[derive(Debug, Default)]
 pub(super) struct PoolLimiter {
+    made: Mutex<HashMap<String, Arc<Semaphore>>>,
     volumes: Mutex<HashMap<String, Arc<Semaphore>>>,
     pools: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
@@ -22,6 +26,14 @@ pub(super) struct PoolLimiter {
 pub type Permit = OwnedSemaphorePermit;
 
 impl PoolLimiter {
+    /// Waits for a permit to make a volume in the pool, which is needed beside that of [`Self::volume`].
+    pub(super) async fn making(&self, pool: &str) -> Option<Permit> {
+        semaphore(&self.made, pool, MADE_PER_POOL)
+            .acquire_owned()
+            .await
+            .ok()
+    }
+
     /// Waits for a permit to work on a volume of the pool.
     pub(super) async fn volume(&self, pool: &str) -> Option<Permit> {
         semaphore(&self.volumes, pool, VOLUMES_PER_POOL)
@@ -63,6 +75,19 @@ mod tests {
         assert!(limiter.volume("fast").now_or_never().is_some());
         hanging.pop();
         assert!(limiter.volume("slow").now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn volumes_that_take_long_to_make_leave_permits_for_other_work() {
+        let limiter = PoolLimiter::default();
+        let mut making = Vec::new();
+        while let Some(permit) = limiter.making("fast").now_or_never() {
+            making.push((permit, limiter.volume("fast").await));
+        }
+        assert_eq!(making.len(), MADE_PER_POOL);
+        assert!(limiter.volume("fast").now_or_never().is_some());
+        making.pop();
+        assert!(limiter.making("fast").now_or_never().is_some());
     }
 
     #[test]

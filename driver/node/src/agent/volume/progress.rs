@@ -30,12 +30,31 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
+    /// Waits for something; none once the volume is to be deleted.
+    pub(super) async fn unless_deleted<T>(&self, awaited: impl Future<Output = T>) -> Option<T> {
+        let mut awaited = pin!(awaited);
+        loop {
+            tokio::select! {
+                done = &mut awaited => return Some(done),
+                () = sleep(INTERVAL) => {}
+            }
+            if self.is_deleted() {
+                return None;
+            }
+        }
+    }
+
+    /// Whether the volume is to be deleted by now.
+    pub(super) fn is_deleted(&self) -> bool {
+        let shown = self.agent.desired.volume(&self.name);
+        let is_deleted = |volume: &PoolVolume| volume.spec.deletion_requested;
+        shown.as_deref().and_then(readable).is_some_and(is_deleted)
+    }
+
     /// Writes what was observed since the object was written, and returns the object. None if
     /// another client has changed it, or if the volume is to be deleted.
     pub(super) async fn report(&self, object: PoolVolume) -> Option<PoolVolume> {
-        let shown = self.agent.desired.volume(&self.name);
-        let is_deleted = |volume: &PoolVolume| volume.spec.deletion_requested;
-        if shown.as_deref().and_then(readable).is_some_and(is_deleted) {
+        if self.is_deleted() {
             return None;
         }
         match Box::pin(note::note(self.agent, &object)).await {
