@@ -20,7 +20,9 @@ use crate::{
     command::{Command, Output},
     pool::is_own_file,
     root::Root,
-    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MAPPING_UUID, OFlags, StackedDevice},
+    system::{
+        DeviceNumber, LOGICAL_VOLUME, MAPPING, MAPPING_UUID, MappingName, OFlags, StackedDevice,
+    },
 };
 
 /// The program of all commands.
@@ -151,10 +153,11 @@ fn has_volume(root: &Root, device: &StackedDevice) -> bool {
     let of_image = format!("-{MAPPING}");
     let is_mapping =
         uuid.is_some_and(|uuid| uuid.starts_with(MAPPING_UUID) && uuid.contains(&of_image));
-    let is_volume = is_logical_volume(device) && {
-        let name = device.mapping.as_ref().map(|it| it.name.replace("--", "-"));
-        name.is_some_and(|name| name.contains(&of_image))
-    };
+    let logical = device
+        .mapping
+        .as_ref()
+        .and_then(MappingName::logical_volume);
+    let is_volume = logical.is_some_and(|name| name.starts_with(MAPPING));
     device.backing_file.as_ref().is_some_and(in_file) || is_mapping || is_volume
 }
 
@@ -168,10 +171,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::system::{Linux, MappingName};
+    use crate::system::Linux;
 
     fn root() -> Root {
         Root::new("/var/lib/cistern", Arc::new(Linux::new("/run/cistern")))
+    }
+
+    /// The UUID of a logical volume.
+    fn logical() -> String {
+        format!("{LOGICAL_VOLUME}{}", "a".repeat(64))
     }
 
     fn device(minor: u32, path: &str) -> StackedDevice {
@@ -238,8 +246,8 @@ mod tests {
                 &format!("cistern-{uid}"),
                 &format!("CRYPT-LUKS2-0123-cistern-{uid}"),
             ),
-            mapped(1, "vg-data", "LVM-abc"),
-            mapped(1, "vg-cistern--11111111--2222", "LVM-abc"),
+            mapped(1, "vg-data", &logical()),
+            mapped(1, "vg-cistern--11111111--2222", &logical()),
         ] {
             assert!(!searched(&device), "{device:?}");
         }
@@ -251,9 +259,9 @@ mod tests {
         let all = [
             on(4, mapped(5, "deep", "CRYPT-PLAIN-deep")),
             on(3, mapped(4, "vg-cistern--1p1", "part1-LVM-abc")),
-            mapped(3, "vg-cistern--1", "LVM-abc"),
+            mapped(3, "vg-cistern--1", &logical()),
             // A host may have a group on an encrypted logical volume.
-            mapped(6, "vg-root", "LVM-def"),
+            mapped(6, "vg-root", &logical()),
             on(6, mapped(7, "root", "CRYPT-LUKS2-0123-root")),
             device(1, "/dev/sda"),
             on(1, device(2, "/dev/sda1")),

@@ -1,6 +1,7 @@
 //! Limits of the I/O of volumes, on a kernel with cgroup v2. The virtual machine of `e2e/vm` has it.
 
 mod encrypted;
+mod logical;
 
 use std::{
     collections::HashMap,

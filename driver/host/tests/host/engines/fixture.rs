@@ -72,7 +72,7 @@ impl Fixture {
     }
 
     /// Makes a volume; a raw block volume without a filesystem.
-    pub(super) fn create(
+    pub(crate) fn create(
         &self,
         name: &str,
         size: Bytes,
@@ -109,7 +109,7 @@ impl Fixture {
         }
     }
 
-    pub(super) fn stage(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
+    pub(crate) fn stage(&self, image: &Image, staging: &Path) -> Result<Staged, Error> {
         self.stage_by(&*self.engine, image, staging)
     }
 
@@ -172,7 +172,7 @@ impl Fixture {
         if self.keys.is_some() { 5 } else { 1 }
     }
 
-    pub(super) fn is_unused(&self, image: &Image) {
+    pub(crate) fn is_unused(&self, image: &Image) {
         eventually("the end of the use", || {
             self.engine.check_unused(&image.uid).is_ok()
         });
