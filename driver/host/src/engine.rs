@@ -81,7 +81,7 @@ pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
 
     /// Grows a volume to at least this size, without its devices and its filesystem. Does not change one that is large
     /// enough. Fails as [`Self::create`] does.
-    fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error>;
+    fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error>;
 
     /// Makes a volume thin or thick, and allocates a thick one in full. Fails if the pool cannot do that.
     fn provision(

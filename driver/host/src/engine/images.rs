@@ -75,7 +75,7 @@ impl Engine for Pool {
     /// No image takes long to make, but a copy, which ends by itself.
     fn interrupt(&self, _: &Uid) {}
 
-    fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
+    fn grow(&self, uid: &Uid, size: Bytes, _: Progress<'_>) -> Result<Image, Error> {
         self.grow_image(uid, size)
     }
 

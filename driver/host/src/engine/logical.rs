@@ -80,8 +80,8 @@ impl Engine for VolumeGroup {
         self.interrupt(uid);
     }
 
-    fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
-        self.grow(uid, size)
+    fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error> {
+        self.grow(uid, size, progress)
     }
 
     fn provision(&self, _: &Uid, provisioning: Provisioning, _: Progress<'_>) -> Result<(), Error> {

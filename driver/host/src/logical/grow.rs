@@ -17,9 +17,9 @@ use super::{
 use crate::{
     cause::Cause,
     command::Command,
-    id::Uid,
+    id::{InvalidUid, Uid},
     image::{Content, Error, Image},
-    progress,
+    progress::Progress,
     system::OFlags,
 };
 
@@ -27,7 +27,7 @@ impl VolumeGroup {
     /// Grows a volume to at least this size. Does not change one that is large enough. A filesystem grows when it is staged
     /// or expanded, and shows nothing of what was on the disks before. The new part of a raw block volume is zeroed first.
     /// Fails if the volume is missing, or if the group lacks the space.
-    pub fn grow(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {
+    pub fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error> {
         let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
         let size = size.saturating_add(volume.header());
         if volume.size < size {
@@ -37,7 +37,7 @@ impl VolumeGroup {
                 identity.content == Content::Block && identity.encryption.is_none()
             });
             let grown = if shows_data {
-                self.extend_by_zeros(&volume, size)
+                self.extend_by_zeros(&volume, size, progress)
             } else {
                 self.extend(&volume, size, Vec::new())
             };
@@ -64,11 +64,14 @@ impl VolumeGroup {
         Ok(())
     }
 
-    fn extend_by_zeros(&self, volume: &LogicalVolume, size: Bytes) -> Result<(), Cause> {
+    fn extend_by_zeros(
+        &self,
+        volume: &LogicalVolume,
+        size: Bytes,
+        progress: Progress<'_>,
+    ) -> Result<(), Cause> {
         let system = &*self.system;
-        let uid: Uid = format!("{}-growth", volume.uid)
-            .parse()
-            .map_err(io::Error::other)?;
+        let uid = growth_of(&volume.uid).map_err(io::Error::other)?;
         let making = Making::begin(self.path_of(&uid));
         // What an interrupted call has left.
         let look = |growth: &Uid| self.find(growth).map_err(io::Error::other);
@@ -80,7 +83,7 @@ impl VolumeGroup {
         let growth = look(&uid)?.ok_or(io::ErrorKind::NotFound);
         let growth = growth.map_err(io::Error::from)?;
         let device = self.open_device(&growth, OFlags::RDWR)?;
-        zero(system, &device, growth.size, (&making, progress::UNSEEN))?;
+        zero(system, &device, growth.size, (&making, progress))?;
         system.sync(device.as_fd())?;
         drop(device);
         let name = self.path_of(&uid);
@@ -102,6 +105,11 @@ impl VolumeGroup {
         let command = self.lvm.command("lvremove")?.arg("--yes");
         self.change(&command.operand(self.path_of(uid)))
     }
+}
+
+/// The logical volume whose extents a volume gets.
+pub(super) fn growth_of(uid: &Uid) -> Result<Uid, InvalidUid> {
+    format!("{uid}-growth").parse()
 }
 
 /// How many extents these ranges have, each `DEVICE:FIRST-LAST`; none if one is something else.

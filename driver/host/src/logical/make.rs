@@ -6,8 +6,8 @@ use cistern_types::Bytes;
 use parking_lot::Mutex;
 
 use super::{
-    State, VolumeGroup, capacity::has_room_for_metadata, making::Making, report::GroupRow, tags,
-    volume::LogicalVolume,
+    State, VolumeGroup, capacity::has_room_for_metadata, grow::growth_of, making::Making,
+    report::GroupRow, tags, volume::LogicalVolume,
 };
 use crate::{
     base_device::LogicalDevice,
@@ -29,9 +29,12 @@ pub(super) static ALLOCATION: Mutex<()> = Mutex::new(());
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
 impl VolumeGroup {
-    /// Stops the making of a volume that is no longer wanted, at the next occasion. What is left is no volume.
+    /// Stops the making or the growth of a volume that is no longer wanted, at the next occasion. What is left is no volume.
     pub fn interrupt(&self, uid: &Uid) {
         Making::stop(&self.path_of(uid));
+        if let Ok(growth) = growth_of(uid) {
+            Making::stop(&self.path_of(&growth));
+        }
     }
 
     /// Creates a volume, whole or not at all. Returns an existing one that matches the request. Every byte of a new one

@@ -181,7 +181,7 @@ fn reads_zero(file: &File, size: Bytes) {
     }
 }
 
-const UNSEEN: &dyn Fn(u8) = &|_| {};
+pub(crate) const UNSEEN: &dyn Fn(u8) = &|_| {};
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
@@ -315,15 +315,15 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
     files.size = Bytes::mib(300);
     must(pool.create(&files, UNSEEN));
     must(pool.create(&raw, UNSEEN));
-    let grown = must(pool.grow(&files.uid, Bytes::mib(340)));
+    let grown = must(pool.grow(&files.uid, Bytes::mib(340), UNSEEN));
     assert_eq!(grown.size, Bytes::mib(340));
     assert_eq!(
-        must(pool.grow(&files.uid, Bytes::mib(300))).size,
+        must(pool.grow(&files.uid, Bytes::mib(300), UNSEEN)).size,
         Bytes::mib(340)
     );
-    let error = pool.grow(&raw.uid, Bytes::gib(2)).unwrap_err();
+    let error = pool.grow(&raw.uid, Bytes::gib(2), UNSEEN).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
-    let error = pool.grow(&files.uid, Bytes::gib(2)).unwrap_err();
+    let error = pool.grow(&files.uid, Bytes::gib(2), UNSEEN).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     let large = ImageRequest {
         size: Bytes::gib(2),
@@ -361,7 +361,7 @@ fn a_raw_block_volume_grows_by_zeros_whatever_the_disks_had() {
     }
     let free = must(pool.statistics()).available;
     let all = request.size.saturating_add(free);
-    let grown = must(pool.grow(&request.uid, all));
+    let grown = must(pool.grow(&request.uid, all, UNSEEN));
     assert_eq!(must(pool.statistics()).available, Bytes::ZERO);
     reads_zero(&open(&pool, &request), grown.size);
     let name = format!("{}/cistern-{}", group.name, request.uid);
@@ -383,10 +383,10 @@ fn r15_an_error_at_any_call_that_grows_a_raw_block_volume_shows_no_byte_of_the_d
     for at in (1..400).step_by(2) {
         size = size.saturating_add(Bytes::mib(4));
         system.fail_in(at);
-        let grown = faulty.grow(&request.uid, size);
+        let grown = faulty.grow(&request.uid, size, UNSEEN);
         let is_over = !system.has_failed();
         assert!(!is_over || grown.is_ok(), "{grown:?}");
-        assert_eq!(must(pool.grow(&request.uid, size)).size, size);
+        assert_eq!(must(pool.grow(&request.uid, size, UNSEEN)).size, size);
         must(pool.sweep());
         assert_eq!(group.names().len(), 1);
         let device = open(&pool, &request);

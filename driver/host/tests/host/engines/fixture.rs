@@ -14,7 +14,7 @@ use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 use crate::{
     encryption::{keys, unlock},
     harness::{Machine, POOL_SIZE, Volume, eventually, image_pool, must, request},
-    logical::{Group, claim},
+    logical::{Group, UNSEEN, claim},
 };
 
 /// Disks of a volume group.
@@ -95,10 +95,9 @@ impl Fixture {
             encryption: self.keys.as_ref().map(|_| Encryption::Luks2),
             ..request(name, size, FilesystemType::Ext4, Provisioning::Thick)
         };
-        let unseen: &dyn Fn(u8) = &|_| {};
         must(
             self.engine
-                .create(&request, cistern_host::Checking::UNSEEN, unseen),
+                .create(&request, cistern_host::Checking::UNSEEN, UNSEEN),
         )
     }
 

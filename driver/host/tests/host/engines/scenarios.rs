@@ -14,6 +14,7 @@ use super::fixture::Fixture;
 use crate::{
     harness::{chain, must},
     health_volume::subject,
+    logical::UNSEEN,
 };
 
 /// A size that an XFS has at least.
@@ -93,7 +94,7 @@ pub(super) fn a_volume_grows_while_a_pod_uses_it(pool: &Fixture) {
     write(&target);
     let before = blocks(&target);
     let wanted = SIZE.saturating_add(MORE);
-    let grown = must(pool.engine.grow(&image.uid, wanted));
+    let grown = must(pool.engine.grow(&image.uid, wanted, UNSEEN));
     assert_eq!(grown.size, wanted);
     for _ in 0..2 {
         let size = must(pool.engine.expand(&ExpandRequest {
@@ -119,7 +120,10 @@ pub(super) fn a_volume_that_has_grown_is_staged_at_its_new_size(pool: &Fixture) 
         write(&target);
         let before = blocks(&target);
         pool.end_pod(&image, &staging);
-        must(pool.engine.grow(&image.uid, size.saturating_add(MORE)));
+        must(
+            pool.engine
+                .grow(&image.uid, size.saturating_add(MORE), UNSEEN),
+        );
         let target = pool.start_pod(&image, &staging);
         assert!(blocks(&target) > before.saturating_add(Bytes::mib(30)));
         has_data(&target);
@@ -136,7 +140,7 @@ pub(super) fn a_raw_block_volume_grows_and_its_new_part_reads_zero(pool: &Fixtur
     device.write_all_at(DATA, 4096).unwrap();
     device.sync_all().unwrap();
     drop(device);
-    let grown = must(pool.engine.grow(&image.uid, Bytes::mib(64)));
+    let grown = must(pool.engine.grow(&image.uid, Bytes::mib(64), UNSEEN));
     assert_eq!(grown.size, Bytes::mib(64));
     let unlock = pool.volume_unlock();
     let expanded = must(pool.engine.expand(&ExpandRequest {

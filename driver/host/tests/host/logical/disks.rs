@@ -263,7 +263,7 @@ fn a_striped_volume_lies_on_as_many_disks_and_grows_so() {
     };
     let made = must(pool.create(&request, UNSEEN));
     assert_eq!(made.size, Bytes::mib(32));
-    let grown = must(pool.grow(&request.uid, Bytes::mib(61)));
+    let grown = must(pool.grow(&request.uid, Bytes::mib(61), UNSEEN));
     assert_eq!(grown.size, Bytes::mib(62));
     reads_zero(&open(&pool, &request), grown.size);
     let stripes = disks.report("lvs", "stripes");

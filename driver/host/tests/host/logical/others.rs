@@ -196,7 +196,7 @@ fn no_volume_is_made_once_the_metadata_is_full_and_those_that_exist_still_grow()
     let error = pool.create(&block(&machine, "other"), UNSEEN).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert_eq!(group.names().len(), 1);
-    must(pool.grow(&request.uid, Bytes::mib(60)));
+    must(pool.grow(&request.uid, Bytes::mib(60), UNSEEN));
 }
 
 #[test]

@@ -22,8 +22,8 @@ pub struct PreparedImage {
 }
 
 /// Makes the image of a volume, grows it, or checks the existing one. `extent_limits` are the
-/// pool's limit for clones, `progress` that of the allocation of a volume that becomes thick. Fails if the image does not match the volume, or if a step on the disk
-/// fails.
+/// pool's limit for clones, `progress` that of the allocation of a volume that becomes thick, or of writing zeros. Fails if the image does not match the
+/// volume, or if a step on the disk fails.
 pub fn prepare(
     pool: &dyn Engine,
     volume: &PoolVolume,
@@ -77,7 +77,7 @@ fn make(
             let image = find(pool, volume)?;
             // The image is written to only if it is the volume's.
             is_the_same(volume, &Image::read(&image, pool.takeovers(), now)?)?;
-            Ok((pool.grow(&image.uid, reserved)?, None))
+            Ok((pool.grow(&image.uid, reserved, progress)?, None))
         }
         VolumeStep::Rest
         | VolumeStep::Admit
