@@ -119,6 +119,11 @@ names! {
         ///
         /// No action is needed. The claim is bound when the copy is complete.
         Copying,
+        /// The new volume, or its new part, is being written with zeros, which a volume group needs; the message states the
+        /// start time and the progress.
+        ///
+        /// No action is needed. The claim is bound, or has grown, when this ends.
+        Zeroing,
         /// The node that has the snapshot cannot send it now; the message states why.
         ///
         /// Bring that node back, or delete the claim. The copy goes on where it ended.

@@ -315,9 +315,12 @@ fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) ->
     all.into_iter().map(at).collect()
 }
 
-/// A copy from another node takes its time, and ends by itself.
+/// A copy from another node takes its time, and ends by itself. So does writing zeros.
 fn of_not_ready(ready: &Condition) -> Severity {
-    if ready.reason == Reason::Copying.as_str() {
+    if [Reason::Copying, Reason::Zeroing]
+        .map(Reason::as_str)
+        .contains(&&*ready.reason)
+    {
         Severity::Warning
     } else {
         Severity::Error
@@ -535,6 +538,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(severity("Copying"), [Severity::Warning]);
+        assert_eq!(severity("Zeroing"), [Severity::Warning]);
         assert_eq!(severity("SourceUnreachable"), [Severity::Error]);
     }
 

@@ -272,13 +272,13 @@ mod tests {
         let refused = Disk::of(&node, "fast", "worker-2").unwrap_err();
         assert!(matches!(refused, Error::OnSeveralDisks { .. }));
         let text = refused.to_string();
-        for told in [
+        for part in [
             "nothing was changed",
             "delete their claims",
             "vgreduce --removemissing",
             "add a blank disk",
         ] {
-            assert!(text.contains(told), "{text}");
+            assert!(text.contains(part), "{text}");
         }
     }
 

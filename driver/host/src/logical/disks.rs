@@ -1,7 +1,7 @@
 //! The volume group that Cistern makes of the blank disks of a pool.
 //!
 //! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a filesystem. LVM
-//! is not told to answer its own questions with yes, so it refuses a disk on which it finds a signature. The UUID of a
+//! does not get `--yes`, so it refuses a disk on which it finds a signature. The UUID of a
 //! physical volume names its pool, so a disk that an interrupted call has prepared is known again. No disk leaves a group, and no
 //! group is removed.
 

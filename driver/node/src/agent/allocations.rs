@@ -1,7 +1,8 @@
-//! Allocations of volumes that become thick, which take minutes if an image has very many holes.
+//! Allocations of volumes that become thick, which take minutes if an image has very many holes, and of logical volumes, which are
+//! written with zeros.
 //!
 //! *Invariant:* the progress is in memory: an interrupted allocation starts again, behind what is
-//! allocated.
+//! allocated. Zeros are written again from the start.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
@@ -29,31 +30,45 @@ impl Allocations {
         Allocation(self.0.begin(volume, Progress::begun(now)))
     }
 
-    /// The progress of a volume that becomes thick, if its status reports something else.
+    /// The progress of a volume that becomes thick, is made or grows, if its status reports something else.
     pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<Progress> {
-        if !volume.is_being_modified() {
-            return None;
-        }
         let progress = self.0.progress(&volume.name_any())?;
-        let reported = condition::find(volume.conditions(), ConditionType::AttributesApplied);
-        let message = finding(volume, progress).message;
-        let is_reported = reported.is_some_and(|reported| reported.message == message);
+        let finding = finding(volume, progress)?;
+        let reported = condition::find(volume.conditions(), finding.kind);
+        let is_reported = reported.is_some_and(|reported| reported.message == finding.message);
         (!is_reported).then_some(progress)
     }
 }
 
-/// The `AttributesApplied` condition for a progress.
-pub fn finding(volume: &PoolVolume, progress: Progress) -> ConditionUpdate {
-    let attributes = volume.spec.attributes;
-    ConditionUpdate::new(
-        ConditionType::AttributesApplied,
-        false,
-        Reason::Allocating,
-        format!(
+/// The condition for a progress: `AttributesApplied` of a volume that becomes thick, `Ready` of one that is made, and `Expanded` of
+/// one that grows. None for a volume of which no work is expected that takes long.
+pub fn finding(volume: &PoolVolume, progress: Progress) -> Option<ConditionUpdate> {
+    let status = volume.status.as_ref()?;
+    let update = |kind, reason, message| Some(ConditionUpdate::new(kind, false, reason, message));
+    if status.size.is_some() && volume.is_being_modified() {
+        let attributes = volume.spec.attributes;
+        let message = format!(
             "{attributes} is being applied: the space of the volume is being allocated {progress}; \
              pods can use it meanwhile"
-        ),
-    )
+        );
+        return update(
+            ConditionType::AttributesApplied,
+            Reason::Allocating,
+            message,
+        );
+    }
+    // What is quickly made is not reported.
+    if !progress.is_under_way() || status.reserved <= status.size {
+        return None;
+    }
+    if status.size.is_none() {
+        let message = format!("the volume is being written with zeros {progress}");
+        return update(ConditionType::Ready, Reason::Zeroing, message);
+    }
+    let message = format!(
+        "the new part of the volume is being written with zeros {progress}; pods can use the volume meanwhile"
+    );
+    update(ConditionType::Expanded, Reason::Zeroing, message)
 }
 
 impl Allocation {
@@ -88,7 +103,7 @@ mod tests {
         for percent in [0, 35] {
             allocation.reached(percent);
             let progress = allocations.unreported_progress(&volume).unwrap();
-            let finding = finding(&volume, progress);
+            let finding = finding(&volume, progress).unwrap();
             let text = format!("since 1970-01-01T00:00:00Z: {percent} % are done");
             assert!(finding.message.contains(&text), "{}", finding.message);
             let status = volume.status.as_mut().unwrap();
@@ -99,5 +114,39 @@ mod tests {
         drop(allocation);
         assert_eq!(allocations.unreported_progress(&volume), None);
         assert!(volume.is_being_modified());
+    }
+
+    #[test]
+    fn each_step_of_a_volume_that_is_written_with_zeros_is_reported_once_from_the_first_on() {
+        let zeroed = |mut volume: PoolVolume, kind, text: &str| {
+            let allocations = Allocations::default();
+            let allocation = allocations.begin(&volume.name_any(), at(0));
+            // An image is made at once.
+            assert_eq!(allocations.unreported_progress(&volume), None);
+            allocation.reached(35);
+            let progress = allocations.unreported_progress(&volume).unwrap();
+            let finding = finding(&volume, progress).unwrap();
+            assert_eq!((finding.kind, finding.reason), (kind, Reason::Zeroing));
+            assert!(finding.message.starts_with(text), "{}", finding.message);
+            let status = volume.status.as_mut().unwrap();
+            condition::set(&mut status.conditions, &finding, None, at(1));
+            assert_eq!(allocations.unreported_progress(&volume), None);
+        };
+        let mut new = ready_volume();
+        let status = new.status.as_mut().unwrap();
+        let size = status.size.take();
+        let text =
+            "the volume is being written with zeros since 1970-01-01T00:00:00Z: 35 % are done";
+        zeroed(new, ConditionType::Ready, text);
+        let mut growing = ready_volume();
+        let status = growing.status.as_mut().unwrap();
+        let applied = ConditionUpdate::reconciled(ConditionType::AttributesApplied);
+        condition::set(&mut status.conditions, &applied, None, at(0));
+        status.reserved = size.map(|size| size.saturating_add(size));
+        zeroed(
+            growing,
+            ConditionType::Expanded,
+            "the new part of the volume",
+        );
     }
 }

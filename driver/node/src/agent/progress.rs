@@ -23,6 +23,11 @@ impl Progress {
         }
     }
 
+    /// Whether a first step is completed.
+    pub fn is_under_way(&self) -> bool {
+        self.percent > 0
+    }
+
     /// Records the completed percentage. Returns whether it must be reported.
     pub fn reach(&mut self, percent: u8) -> bool {
         let reached = percent - percent % STEP;

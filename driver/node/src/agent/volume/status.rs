@@ -9,7 +9,7 @@ use cistern_crds::{
 };
 
 use self::conditions::{
-    attributes_applied, checking, copying, expanded, healthy, limits_enforced, moving,
+    allocating, attributes_applied, checking, copying, expanded, healthy, limits_enforced, moving,
 };
 use crate::{
     agent::transfers::CopyProgress,
@@ -42,7 +42,7 @@ pub enum Own {
     },
     /// The attributes of the spec are admitted.
     AttributesAdmitted,
-    /// Progress of the allocation of a volume that becomes thick.
+    /// Progress of the allocation of a volume that becomes thick, or that is written with zeros.
     Allocating(Progress),
     /// The attributes of the spec are refused, and the volume keeps the admitted ones.
     AttributesRefused(Explanation),
@@ -150,6 +150,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         healthy(&status, outcome),
         checking(&status, outcome),
         copying(outcome),
+        allocating(volume, outcome),
         moving(outcome),
     ];
     apply_outcome(

@@ -41,6 +41,14 @@ pub(super) fn copying(outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
     }
 }
 
+/// The update for the progress of an allocation; None for other outcomes.
+pub(super) fn allocating(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    match outcome {
+        VolumeOutcome::Own(Own::Allocating(progress)) => allocations::finding(volume, *progress),
+        _ => None,
+    }
+}
+
 /// The update of `Ready` for a volume that is closed for a move; None for no change.
 pub(super) fn moving(outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
     let VolumeOutcome::Own(Own::Fenced { fence, to }) = outcome else {
@@ -70,9 +78,6 @@ pub(super) fn attributes_applied(
             Reason::Pending,
             &format!("{} is being applied", volume.spec.attributes),
         ),
-        VolumeOutcome::Own(Own::Allocating(progress)) => {
-            Some(allocations::finding(volume, *progress))
-        }
         VolumeOutcome::Own(Own::AttributesRefused(why)) => not(why.reason, &why.message),
         VolumeOutcome::Own(Own::NotModified { message }) => {
             not(Reason::ModificationFailed, message)
