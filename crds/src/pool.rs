@@ -249,22 +249,23 @@ pub enum DeviceEngine {
 #[serde(rename_all = "camelCase")]
 pub struct VolumeGroupSource {
     /// Name of the volume group, the same on every node, for example `vg-data`: letters, digits, `_`, `+`,
-    /// `.` and `-`, with no `-` at the beginning, at most 127 characters. The group must exist, be neither
+    /// `.` and `-`, with no `-` at the beginning, at most 69 characters, of which each hyphen counts twice. The group must exist, be neither
     /// exported nor shared between machines, and be the source of no other pool. Cistern adds tags to it
     /// and logical volumes whose names begin with `cistern-`, and leaves its other logical volumes alone.
     /// Immutable. Set by an administrator; required.
     #[schemars(length(min = 1, max = bounds::VOLUME_GROUP), regex(pattern = VOLUME_GROUP_PATTERN))]
     #[x_kube(validation = Rule::new("self != '.' && self != '..'").message("the name of a volume group is not '.' or '..'"))]
+    #[x_kube(validation = Rule::new("size(self) + size(self.split('-')) - 1 <= 69").message("the name of a volume group has at most 69 characters, of which each hyphen counts twice"))]
     pub name: String,
 }
 
 /// The letters of the name of a volume group, as in lvm(8).
 const VOLUME_GROUP_PATTERN: &str = "^[A-Za-z0-9_+.][A-Za-z0-9_+.-]*$";
 
-/// Whether a text can be the name of a volume group of LVM, within [`bounds::VOLUME_GROUP`].
+/// Whether a text can be the name of a volume group of LVM, within [`bounds::VOLUME_GROUP`]. Device-mapper writes each hyphen twice.
 pub fn is_volume_group_name(text: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '.' | '-');
-    text.len() <= bounds::VOLUME_GROUP
+    text.len() + text.matches('-').count() <= bounds::VOLUME_GROUP
         && text.chars().all(is_letter)
         && !matches!(text, "" | "." | "..")
         && !text.starts_with('-')
@@ -606,9 +607,19 @@ mod tests {
         for text in ["vg-data", "VG_0+1.x", ".hidden", "...", "_", &longest] {
             assert!(is_volume_group_name(text), "{text}");
         }
-        let too_long = format!("{longest}v");
+        let too_long = [format!("{longest}v"), format!("{}-", &longest[1..])];
         for text in [
-            "", ".", "..", "-vg", "a/b", "a b", "a:b", "\u{fc}", "a\n", &too_long,
+            "",
+            ".",
+            "..",
+            "-vg",
+            "a/b",
+            "a b",
+            "a:b",
+            "\u{fc}",
+            "a\n",
+            &too_long[0],
+            &too_long[1],
         ] {
             assert!(!is_volume_group_name(text), "{text:?}");
         }

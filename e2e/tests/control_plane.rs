@@ -130,9 +130,11 @@ async fn a_pool_is_a_volume_group_with_a_name_that_lvm_allows() {
         let made = pools.create(&PostParams::default(), &pool).await;
         made.map_err(|error| error.to_string())
     };
-    let too_long = "v".repeat(128);
+    let longest = "v".repeat(69);
+    let too_long = [format!("{longest}v"), format!("{}-", &longest[1..])];
+    let [more, hyphen] = &too_long;
     for text in [
-        "", ".", "..", "-vg", "a/b", "a b", "\u{fc}", "a\n", &too_long,
+        "", ".", "..", "-vg", "a/b", "a b", "\u{fc}", "a\n", more, hyphen,
     ] {
         let error = create("no-group", group(text)).await.unwrap_err();
         assert!(
@@ -144,6 +146,7 @@ async fn a_pool_is_a_volume_group_with_a_name_that_lvm_allows() {
         ("group-1", "vg-data"),
         ("group-2", ".vg_+.0"),
         ("group-3", "..."),
+        ("group-4", &longest),
     ] {
         let made = create(name, group(group_name)).await.unwrap();
         let source = made.spec.source;
