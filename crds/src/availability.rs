@@ -5,37 +5,12 @@
 //!
 //! *Invariant:* pure. The sizes are the agent's; none is computed here.
 
-use std::fmt;
-
 use kube::ResourceExt as _;
 
 use crate::{
-    ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode,
+    ConditionStatus, ConditionType, Explanation, NodePoolStatus, Reason, StorageNode,
     condition::{self, ConditionUpdate},
 };
-
-/// The reason for a decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
-    /// Machine-readable reason.
-    pub reason: Reason,
-    /// Human-readable clause.
-    pub message: String,
-}
-
-impl Explanation {
-    /// A reason with a message for users.
-    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        let message = message.into();
-        Self { reason, message }
-    }
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
 
 /// Status of the pool `pool` on `node`, if the pool can be used there.
 ///

@@ -16,6 +16,7 @@ mod conditions_page;
 pub mod controller_keys;
 pub mod disk;
 pub mod drift;
+pub mod explanation;
 pub mod has_image;
 pub mod health;
 pub mod image_transfer;
@@ -44,7 +45,6 @@ pub mod volume_group;
 pub mod volume_move;
 
 pub use attributes::{AttributeChanges, VolumeAttributes};
-pub use availability::Explanation;
 pub use cistern_types::{
     Bytes, Consistency, Encryption, ExtentLimits, ExtentSize, FilesystemType, IoLimits,
     MkfsOptions, Provisioning, is_zero, mkfs_options, size,
@@ -53,6 +53,7 @@ pub use condition::{Condition, ConditionStatus};
 pub use conditions_page::conditions_page;
 pub use disk::Disk;
 pub use drift::{Drift, Orphan};
+pub use explanation::Explanation;
 pub use has_image::HasImage;
 pub use health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
 pub use image_transfer::{ImageTransfer, ImageTransferSpec, TransferPurpose};

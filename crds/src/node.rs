@@ -8,11 +8,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    availability::Explanation,
     bounds,
     condition::{self, Condition, ConditionStatus},
     disk::{self, Disk},
     drift::{self, Drift, Orphan},
+    explanation::Explanation,
     health::{self, PoolProblem, PoolSeverity},
     pool::{PoolLimits, PoolSource, ReplacedDisk, replaced_schema},
     reason::{ConditionType, Reason},

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     attributes::VolumeAttributes,
-    availability::Explanation,
     condition::{self, Condition, ConditionStatus},
+    explanation::Explanation,
     health::{self, VolumeProblem, VolumeSeverity},
     location::{self, FenceStatus, MoveTarget},
     reason::{ConditionType, Reason},

@@ -40,9 +40,24 @@ type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// The paths that a file uses.
 #[derive(Default)]
-struct Paths(Vec<Vec<String>>);
+struct Paths {
+    used: Vec<Vec<String>>,
+    /// By the names that the file gives them with `use`.
+    named: BTreeMap<String, Vec<String>>,
+}
 
 impl Paths {
+    fn of(file: &File) -> Self {
+        let mut paths = Self::default();
+        paths.visit_file(file);
+        paths
+    }
+
+    fn name(&mut self, name: &str, path: Vec<String>) {
+        self.used.push(path.clone());
+        self.named.insert(name.to_owned(), path);
+    }
+
     fn add_tree(&mut self, before: &[String], tree: &UseTree) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         match tree {
@@ -52,9 +67,12 @@ impl Paths {
                     self.add_tree(before, tree);
                 }
             }
-            UseTree::Name(name) => self.0.push(with(&name.ident)),
-            UseTree::Rename(name) => self.0.push(with(&name.ident)),
-            UseTree::Glob(_) => self.0.push(before.to_vec()),
+            UseTree::Name(name) => match before.last() {
+                Some(module) if name.ident == "self" => self.name(module, before.to_vec()),
+                _ => self.name(&name.ident.to_string(), with(&name.ident)),
+            },
+            UseTree::Rename(name) => self.name(&name.rename.to_string(), with(&name.ident)),
+            UseTree::Glob(_) => self.used.push(before.to_vec()),
         }
     }
 }
@@ -90,7 +108,7 @@ impl<'ast> Visit<'ast> for Paths {
             .segments
             .iter()
             .map(|segment| segment.ident.to_string());
-        self.0.push(names.collect());
+        self.used.push(names.collect());
         visit::visit_path(self, path);
     }
 }
@@ -142,47 +160,39 @@ fn absolute(module: &[String], named: &[String]) -> Option<Vec<String>> {
                 _ => Some([above, rest].concat()),
             }
         }
-        _ => None,
+        // The root names its modules without `self`. In any other module, such a name is its own or of another crate.
+        _ => module.is_empty().then(|| named.to_vec()),
     }
 }
 
-fn graph(folder: &Path) -> Graph {
-    let mut modules = Vec::new();
-    read(folder, &[], &mut modules);
+fn graph(modules: &[Module]) -> Graph {
     let tops: BTreeSet<String> = modules
         .iter()
         .filter_map(|it| it.path.first().cloned())
         .filter(|top| top != "error")
         .collect();
-    let used = |module: &Module| {
-        let mut paths = Paths::default();
-        paths.visit_file(&module.file);
-        paths.0
-    };
-    // What the root of the crate exports is used by its name there.
-    let mut exported = BTreeMap::new();
+    // What the root uses of a module has a name at the root, by which the others can use it.
+    let mut at_root = BTreeMap::new();
     for root in modules.iter().filter(|it| it.path.is_empty()) {
-        for path in used(root) {
-            if let Some([top, .., name]) = absolute(&[], &path).as_deref() {
-                exported.insert(name.clone(), top.clone());
-            }
+        for (name, path) in Paths::of(&root.file).named {
+            let top = absolute(&[], &path).and_then(|path| path.into_iter().next());
+            at_root.extend(top.map(|top| (name, top)));
         }
     }
     let mut graph: Graph = tops
         .iter()
         .map(|top| (top.clone(), BTreeSet::new()))
         .collect();
-    for module in &modules {
+    for module in modules {
         let Some(from) = module.path.first().filter(|top| tops.contains(*top)) else {
             continue;
         };
-        let used = used(module)
-            .into_iter()
-            .filter_map(|path| absolute(&module.path, &path));
+        let used = Paths::of(&module.file).used.into_iter();
+        let used = used.filter_map(|path| absolute(&module.path, &path));
         let used = used.filter_map(|path| path.into_iter().next());
-        let used = used.filter_map(|top| match exported.get(&top) {
+        let used = used.filter_map(|top| match at_root.get(&top) {
             _ if tops.contains(&top) => Some(top),
-            exported => exported.cloned(),
+            module => module.cloned(),
         });
         let others = used.filter(|top| top != from && tops.contains(top));
         graph.entry(from.clone()).or_default().extend(others);
@@ -227,13 +237,37 @@ fn the_modules_of_a_crate_depend_on_each_other_in_one_direction() {
         .iter()
         .filter_map(|name| {
             let folder: PathBuf = workspace().join(name).join("src");
-            let found = graph(&folder);
+            let mut modules = Vec::new();
+            read(&folder, &[], &mut modules);
+            let found = graph(&modules);
             assert!(found.len() > 2, "{name} has modules");
             let way = circle(&found)?;
             Some(format!("{name}: {} and again", way.join(" uses ")))
         })
         .collect();
     assert!(circles.is_empty(), "{}", circles.join("\n"));
+}
+
+#[test]
+fn a_name_at_the_root_is_of_the_module_that_it_comes_from() {
+    let module = |path: &str, text: &str| {
+        let path = path.split_terminator('/').map(str::to_owned).collect();
+        let file = syn::parse_file(text).unwrap();
+        Module { path, file }
+    };
+    let root = "pub use a::A; pub use self::{b::B as Other, c::d::{self}}; use e::E;";
+    let users = "use crate::{A, d}; use super::super::Other; fn f(e: crate::E) {}";
+    let found = graph(&[
+        module("", root),
+        module("a", "use serde::A;"),
+        module("b", "use crate::own;"),
+        module("c/d", ""),
+        module("e", ""),
+        module("users/own", users),
+    ]);
+    let used: Vec<&str> = found["users"].iter().map(String::as_str).collect();
+    assert_eq!(used, ["a", "b", "c", "e"]);
+    assert!(found["a"].is_empty() && found["b"].is_empty(), "{found:?}");
 }
 
 #[test]
