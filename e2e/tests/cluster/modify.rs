@@ -24,7 +24,7 @@ async fn name_class(test: &Test, class: &str) {
         .unwrap();
 }
 
-/// Waits until Kubernetes reports the class as the one of the volume, and returns the volume.
+/// Waits until Kubernetes reports the class as the one of the volume and no change under way, and returns the volume.
 async fn modified(test: &Test, class: &str) -> PoolVolume {
     let claims = test.namespaced::<PersistentVolumeClaim>();
     eventually(
@@ -38,7 +38,10 @@ async fn modified(test: &Test, class: &str) -> PoolVolume {
                 .status
                 .unwrap_or_default();
             match status.current_volume_attributes_class_name.as_deref() {
-                Some(current) if current == class => Ok(()),
+                // While another class is refused, the former one stays the current one.
+                Some(current) if current == class && status.modify_volume_status.is_none() => {
+                    Ok(())
+                }
                 _ => Err(format!("{status:?}")),
             }
         },
@@ -81,7 +84,7 @@ async fn a_claim_becomes_thick_and_limited_and_returns_to_its_class_while_its_po
         limits_are_enforced_or_the_claim_says_why_not(test, &volume.name_any()).await;
         test.writes_go_on("writer").await;
 
-        // An unknown parameter changes nothing, and the claim can return to a class.
+        // An unknown parameter changes nothing, and the claim can return to its class.
         name_class(test, &wrong).await;
         test.event(
             "PersistentVolumeClaim",
@@ -89,6 +92,11 @@ async fn a_claim_becomes_thick_and_limited_and_returns_to_its_class_while_its_po
             &["VolumeModifyFailed", "\"iops\""],
         )
         .await;
+        name_class(test, &small).await;
+        let volume = modified(test, &small).await;
+        assert_eq!(volume.admitted_attributes(), attributes);
+        test.writes_go_on("writer").await;
+
         name_class(test, &free).await;
         let volume = modified(test, &free).await;
         assert_eq!(
