@@ -1,6 +1,7 @@
 //! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
 //! block of commands in the pages whose commands tests run says how. `cluster/documents.rs` and `upgrade` run them.
-//! Every test that the page about reliability names exists. SECURITY.md names what the node plugin mounts of its node.
+//! Every test that the page about reliability names exists, and the page defines every property that a test names.
+//! SECURITY.md names what the node plugin mounts of its node.
 
 #![allow(
     clippy::expect_used,
@@ -69,11 +70,7 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
 
 #[test]
 fn every_test_that_the_page_about_reliability_names_exists() {
-    let sources: String = ["crds", "driver", "operator", "kubectl-cistern", "e2e"]
-        .iter()
-        .map(|folder| sources_below(&workspace().join(folder)))
-        .collect();
-    let page = fs::read_to_string(workspace().join("docs/reliability.md")).unwrap();
+    let (sources, page) = (sources(), reliability());
     let (_, hazards) = page.split_once("## Hazards").unwrap();
     let tests = hazards
         .lines()
@@ -84,6 +81,35 @@ fn every_test_that_the_page_about_reliability_names_exists() {
     let is_missing = |name: &&&str| !sources.contains(&format!("fn {name}("));
     let missing: Vec<_> = names.iter().filter(is_missing).collect();
     assert!(missing.is_empty(), "no such tests: {missing:#?}");
+}
+
+#[test]
+fn every_property_that_a_test_names_is_one_of_the_page_about_reliability() {
+    let (sources, page) = (sources(), reliability());
+    let rows = page.lines().filter_map(|row| row.strip_prefix("| R"));
+    let defined: BTreeSet<&str> = rows.filter_map(|row| row.split(' ').next()).collect();
+    let named: BTreeSet<&str> = sources
+        .split("fn r")
+        .filter_map(|name| name.split('_').next())
+        .filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
+        .collect();
+    assert!(named.len() > 10, "{named:?}");
+    let unknown: Vec<_> = named.difference(&defined).collect();
+    assert!(
+        unknown.is_empty(),
+        "docs/reliability.md does not define {unknown:?}"
+    );
+}
+
+/// The text of every Rust file with tests.
+fn sources() -> String {
+    let folders = ["crds", "driver", "operator", "kubectl-cistern", "e2e"];
+    let texts = folders.map(|folder| sources_below(&workspace().join(folder)));
+    texts.concat()
+}
+
+fn reliability() -> String {
+    fs::read_to_string(workspace().join("docs/reliability.md")).unwrap()
 }
 
 /// The text of every Rust file below a folder.

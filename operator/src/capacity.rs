@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn r5_a_number_that_the_api_server_writes_in_other_words_is_the_same() {
+    fn r05_a_number_that_the_api_server_writes_in_other_words_is_the_same() {
         let mut current = object(&slot(), said(5, 3));
         current.capacity = Some(Quantity("5120Mi".to_owned()));
         assert_eq!(plan(Some(&current), Some(said(5, 3))), CapacityAction::Keep);

@@ -72,7 +72,7 @@ async fn a_missing_definition_is_reported_in_readiness_and_waited_for() {
 }
 
 #[tokio::test]
-async fn r5_an_idle_operator_writes_nothing_and_a_restart_adds_nothing() {
+async fn r05_an_idle_operator_writes_nothing_and_a_restart_adds_nothing() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();
     for node in ["w1", "w2", "w3"] {
@@ -118,7 +118,7 @@ async fn r5_an_idle_operator_writes_nothing_and_a_restart_adds_nothing() {
 }
 
 #[tokio::test]
-async fn r2_an_operator_that_is_killed_at_any_time_reaches_the_desired_state() {
+async fn r02_an_operator_that_is_killed_at_any_time_reaches_the_desired_state() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();
     for node in ["w1", "w2"] {

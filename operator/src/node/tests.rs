@@ -131,7 +131,7 @@ fn an_empty_selector_matches_every_node_and_pools_are_sorted() {
 }
 
 #[test]
-fn r5_what_is_as_it_should_be_is_not_written() {
+fn r05_what_is_as_it_should_be_is_not_written() {
     let case = Case::labelled(FAST)
         .declaring(pool("fast", FAST))
         .having(carrying());

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn r5_the_same_cluster_state_gives_an_equal_status_at_any_time() {
+    fn r05_the_same_cluster_state_gives_an_equal_status_at_any_time() {
         let shares = [share("w1", READY, Some(Bytes::gib(4)))];
         let first = status(&declaration(), &shares, &kept(&[]));
         let later = moment() + chrono::Duration::hours(1);

@@ -38,7 +38,7 @@ fn the_summary_names_the_first_thing_that_is_wrong() {
 }
 
 #[test]
-fn r5_the_same_cluster_state_gives_equal_conditions_at_any_time() {
+fn r05_the_same_cluster_state_gives_equal_conditions_at_any_time() {
     let mut node = storage_node("w1").build();
     let kept = Contents::default();
     let first = summarize(&node, &registered("w1"), &kept, moment());

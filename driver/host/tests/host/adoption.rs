@@ -125,7 +125,7 @@ fn a_pool_whose_name_another_pool_of_the_host_has_is_not_adopted() {
 }
 
 #[test]
-fn r7_of_two_pools_of_one_name_none_is_adopted_changed_or_created_again() {
+fn r07_of_two_pools_of_one_name_none_is_adopted_changed_or_created_again() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     drop(open_new(&machine));
@@ -155,7 +155,7 @@ fn r7_of_two_pools_of_one_name_none_is_adopted_changed_or_created_again() {
 }
 
 #[test]
-fn r7_a_copy_of_a_file_is_not_used_while_the_file_cannot_be_read() {
+fn r07_a_copy_of_a_file_is_not_used_while_the_file_cannot_be_read() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -182,7 +182,7 @@ fn r7_a_copy_of_a_file_is_not_used_while_the_file_cannot_be_read() {
 }
 
 #[test]
-fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
+fn r07_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     drop(open_new(&machine));
@@ -253,7 +253,7 @@ fn create_on_each(machine: &Machine, disks: &[Disk]) {
 }
 
 #[test]
-fn r7_of_two_devices_of_one_name_none_is_adopted() {
+fn r07_of_two_devices_of_one_name_none_is_adopted() {
     let machine = Machine::new();
     let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
     create_on_each(&machine, &disks);
@@ -264,7 +264,7 @@ fn r7_of_two_devices_of_one_name_none_is_adopted() {
 }
 
 #[test]
-fn r7_no_device_is_adopted_while_another_process_holds_one_that_may_be_the_pool() {
+fn r07_no_device_is_adopted_while_another_process_holds_one_that_may_be_the_pool() {
     let machine = Machine::new();
     let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
     create_on_each(&machine, &disks);

@@ -97,7 +97,7 @@ fn clone(from: &Path, to: &Path) {
 }
 
 #[test]
-fn r2_data_synced_before_a_crash_survives_the_next_stage() {
+fn r02_data_synced_before_a_crash_survives_the_next_stage() {
     for filesystem in FilesystemType::ALL {
         let used = Used::new(filesystem);
         must(used.stage());

@@ -365,7 +365,7 @@ fn a_pool_in_a_directory_is_adopted_after_a_restore_of_the_cluster() {
 }
 
 #[test]
-fn r7_no_pool_is_created_in_a_directory_beside_a_pool_of_its_name_in_another() {
+fn r07_no_pool_is_created_in_a_directory_beside_a_pool_of_its_name_in_another() {
     let machine = Machine::new();
     let disk = DataDisk::new(&machine, Bytes::gib(4));
     let root = disk.root(&machine);

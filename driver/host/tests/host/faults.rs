@@ -1,5 +1,5 @@
 //! Injects a fault at every system call. A later run without a fault ends in the same state as if the
-//! fault had not occurred (requirements R2, R6, R15).
+//! fault had not occurred (requirements R02, R06, R15).
 
 mod clones;
 
@@ -617,7 +617,7 @@ fn r15_an_error_at_any_call_of_a_pool_adoption_is_recovered_by_the_next_attempt(
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_pool_adoption_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_of_a_pool_adoption_is_recovered_by_the_next_attempt() {
     walk_return(Fault::Kill);
     walk_device_return(Fault::Kill);
 }
@@ -628,7 +628,7 @@ fn r15_an_error_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_at
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_attempt() {
     walk_trash(Fault::Kill);
 }
 
@@ -638,7 +638,7 @@ fn r15_an_error_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_of_a_move_is_recovered_by_the_next_attempt() {
     walk_move(Fault::Kill);
 }
 
@@ -648,7 +648,7 @@ fn r15_an_error_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_of_a_pass_of_a_move_is_recovered_by_the_next_attempt() {
     walk_pass(Fault::Kill);
 }
 
@@ -660,7 +660,7 @@ fn r15_an_error_at_any_call_that_formats_an_encrypted_volume_is_recovered_by_the
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
-fn r2_death_at_any_call_that_formats_an_encrypted_volume_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_that_formats_an_encrypted_volume_is_recovered_by_the_next_attempt() {
     walk_encryption(Fault::Kill);
 }
 
@@ -670,7 +670,7 @@ fn r15_an_error_at_any_call_that_adopts_a_filesystem_is_recovered_by_the_next_at
 }
 
 #[test]
-fn r2_death_at_any_call_that_adopts_a_filesystem_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_that_adopts_a_filesystem_is_recovered_by_the_next_attempt() {
     walk_filesystem_adoption(Fault::Kill);
 }
 
@@ -680,7 +680,7 @@ fn r15_an_error_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
 }
 
 #[test]
-fn r2_death_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
+fn r02_death_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
     walk_device(Fault::Kill);
 }
 
@@ -692,7 +692,7 @@ fn r15_an_error_at_any_call_of_a_volumes_life_leaves_no_trace() {
 
 // Shows: NSV-16, NPV-22, NUS-07.
 #[test]
-fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
+fn r02_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
     walk_life(Fault::Kill, &VOLUME);
 }
 
@@ -702,7 +702,7 @@ fn r15_an_error_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
     walk_growth(Fault::Kill);
 }
 
@@ -712,7 +712,7 @@ fn r15_an_error_at_any_call_that_makes_a_volume_thin_or_thick_is_recovered_by_th
 }
 
 #[test]
-fn r2_death_at_any_call_that_makes_a_volume_thin_or_thick_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_that_makes_a_volume_thin_or_thick_is_recovered_by_the_next_attempt() {
     walk_provisioning(Fault::Kill);
 }
 
@@ -724,7 +724,7 @@ fn r15_an_error_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
 
 // Shows: NSV-16, NPV-22, NUS-07.
 #[test]
-fn r2_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
+fn r02_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
     walk_life(Fault::Kill, &BLOCK_VOLUME);
 }
 
@@ -734,7 +734,7 @@ fn r15_an_error_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_fro
 }
 
 #[test]
-fn r2_death_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_frozen() {
+fn r02_death_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_frozen() {
     walk_snapshots(Fault::Kill);
 }
 
@@ -744,7 +744,7 @@ fn r15_an_error_at_any_call_that_clones_leaves_no_trace() {
 }
 
 #[test]
-fn r2_death_at_any_call_that_clones_leaves_no_trace() {
+fn r02_death_at_any_call_that_clones_leaves_no_trace() {
     walk_restore(Fault::Kill, Step::Restore);
 }
 
@@ -754,7 +754,7 @@ fn r15_an_error_at_any_call_that_receives_a_copy_leaves_no_trace() {
 }
 
 #[test]
-fn r2_death_at_any_call_that_receives_a_copy_leaves_no_trace() {
+fn r02_death_at_any_call_that_receives_a_copy_leaves_no_trace() {
     walk_restore(Fault::Kill, Step::Receive);
 }
 
@@ -764,6 +764,6 @@ fn r15_an_error_at_any_call_of_a_pools_life_leaves_no_trace() {
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_pools_life_leaves_no_trace() {
+fn r02_death_at_any_call_of_a_pools_life_leaves_no_trace() {
     walk_pool(Fault::Kill);
 }

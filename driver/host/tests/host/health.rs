@@ -391,7 +391,7 @@ fn pool_damage_that_the_kernel_finds_is_reported() {
 }
 
 #[test]
-fn r8_a_read_only_or_missing_pool_is_reported_until_it_recovers() {
+fn r08_a_read_only_or_missing_pool_is_reported_until_it_recovers() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));

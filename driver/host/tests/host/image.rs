@@ -423,7 +423,7 @@ fn removing_a_volume_whose_creation_was_interrupted_removes_its_leftovers() {
 
 /// An image that ever held data is neither formatted nor changed, whatever its state.
 #[test]
-fn r7_an_unexpected_image_is_refused_and_left_unchanged() {
+fn r07_an_unexpected_image_is_refused_and_left_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thin("a")));

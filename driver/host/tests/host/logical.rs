@@ -596,7 +596,7 @@ fn encrypted(machine: &Machine, name: &str) -> ImageRequest {
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
-fn r2_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
+fn r02_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
     let machine = Machine::new();
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);

@@ -90,7 +90,7 @@ fn a_pool_is_created_once_and_found_again_after_a_reboot() {
 }
 
 #[test]
-fn r7_a_known_pool_whose_file_is_missing_is_not_created_again() {
+fn r07_a_known_pool_whose_file_is_missing_is_not_created_again() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let expectation = leave(&machine, open_new(&machine));
@@ -115,7 +115,7 @@ fn r7_a_known_pool_whose_file_is_missing_is_not_created_again() {
 }
 
 #[test]
-fn r7_a_file_without_a_superblock_is_refused_and_left_unchanged() {
+fn r07_a_file_without_a_superblock_is_refused_and_left_unchanged() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let expectation = leave(&machine, open_new(&machine));
@@ -134,7 +134,7 @@ fn r7_a_file_without_a_superblock_is_refused_and_left_unchanged() {
 }
 
 #[test]
-fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped_back() {
+fn r08_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped_back() {
     let machine = Machine::new();
     let one = image_pool(POOL_SIZE);
     let other = PoolDeclaration {
@@ -171,7 +171,7 @@ fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped
 }
 
 #[test]
-fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
+fn r08_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -210,7 +210,7 @@ fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
 }
 
 #[test]
-fn r8_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused() {
+fn r08_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -237,7 +237,7 @@ fn r8_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused(
 }
 
 #[test]
-fn r8_a_file_that_is_removed_or_replaced_under_a_mounted_pool_is_noticed() {
+fn r08_a_file_that_is_removed_or_replaced_under_a_mounted_pool_is_noticed() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);

@@ -143,21 +143,21 @@ fn cut_power(layout: Layout, filesystem: FilesystemType) {
 }
 
 #[test]
-fn r2_a_device_pool_with_ext4_volumes_survives_power_cuts() {
+fn r02_a_device_pool_with_ext4_volumes_survives_power_cuts() {
     cut_power(Layout::Device, FilesystemType::Ext4);
 }
 
 #[test]
-fn r2_a_device_pool_with_xfs_volumes_survives_power_cuts() {
+fn r02_a_device_pool_with_xfs_volumes_survives_power_cuts() {
     cut_power(Layout::Device, FilesystemType::Xfs);
 }
 
 #[test]
-fn r2_an_image_pool_with_ext4_volumes_survives_power_cuts() {
+fn r02_an_image_pool_with_ext4_volumes_survives_power_cuts() {
     cut_power(Layout::Image, FilesystemType::Ext4);
 }
 
 #[test]
-fn r2_an_image_pool_with_xfs_volumes_survives_power_cuts() {
+fn r02_an_image_pool_with_xfs_volumes_survives_power_cuts() {
     cut_power(Layout::Image, FilesystemType::Xfs);
 }

@@ -167,11 +167,11 @@ async fn move_while_processes_are_killed(pool: &str, name: &str, cutover: &str) 
 }
 
 #[tokio::test]
-async fn r2_a_volume_moves_or_stays_whole_whatever_is_killed_meanwhile() {
+async fn r02_a_volume_moves_or_stays_whole_whatever_is_killed_meanwhile() {
     move_while_processes_are_killed("killed", "killed-v", "WhenUnused").await;
 }
 
 #[tokio::test]
-async fn r2_a_volume_that_is_used_moves_or_stays_whole_whatever_is_killed_meanwhile() {
+async fn r02_a_volume_that_is_used_moves_or_stays_whole_whatever_is_killed_meanwhile() {
     move_while_processes_are_killed("killed-used", "killed-used-v", "Automatic").await;
 }

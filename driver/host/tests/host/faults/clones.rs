@@ -48,6 +48,6 @@ fn r15_an_error_at_any_call_that_gives_an_encrypted_clone_its_key_is_recovered_b
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
-fn r2_death_at_any_call_that_gives_an_encrypted_clone_its_key_is_recovered_by_the_next_attempt() {
+fn r02_death_at_any_call_that_gives_an_encrypted_clone_its_key_is_recovered_by_the_next_attempt() {
     walk_clone(Fault::Kill);
 }
