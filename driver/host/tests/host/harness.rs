@@ -211,6 +211,16 @@ impl Drop for Machine {
     }
 }
 
+/// Some of the first calls of a walk of faults, each `stride`-th. They begin at another one in each run, so that the runs together
+/// take all.
+#[expect(clippy::print_stdout, reason = "a test that fails shows it")]
+pub(crate) fn sampled(stride: u32, calls: u64) -> impl Iterator<Item = u64> {
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+    let first = 1 + u64::from(now.subsec_nanos() % stride);
+    println!("the walk takes each call number {first} + {stride} n");
+    (first..calls).step_by(stride as usize)
+}
+
 pub(crate) fn root(folder: &Path, system: Arc<dyn System>) -> Root {
     Root::new(folder.join("root"), system)
 }

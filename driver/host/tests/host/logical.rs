@@ -20,7 +20,7 @@ use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 use crate::{
     device::Disk,
     encryption::{keys, unlock},
-    harness::{Machine, image_pool, must, request, run},
+    harness::{Machine, image_pool, must, request, run, sampled},
 };
 
 const DISK: u64 = 400 << 20;
@@ -379,8 +379,7 @@ fn r15_an_error_at_any_call_that_grows_a_raw_block_volume_shows_no_byte_of_the_d
     let faulty = must(group.open_by(&faulty, Expectation::Made));
     let request = block(&machine, "raw");
     let mut size = must(pool.create(&request, UNSEEN)).size;
-    // Two attempts that follow each other fail at different steps of LVM.
-    for at in (1..400).step_by(2) {
+    for at in sampled(3, 400) {
         size = size.saturating_add(Bytes::mib(4));
         system.fail_in(at);
         let grown = faulty.grow(&request.uid, size, UNSEEN);
@@ -561,7 +560,7 @@ fn r15_an_error_at_any_call_that_makes_or_removes_a_logical_volume_is_recovered_
     let request = block(&machine, "volume");
     let (system, faulty) = machine.faulty();
     let faulty = must(group.open_by(&faulty, Expectation::Made));
-    for at in 1..100 {
+    for at in sampled(3, 200) {
         system.fail_in(at);
         let made = faulty.create(&request, UNSEEN);
         let is_over = !system.has_failed();
@@ -613,7 +612,7 @@ fn r02_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
     let made = must(pool.create(&request, UNSEEN));
     assert_eq!(made.encryption(), Some(EncryptionState::Unformatted));
     assert_eq!(made.size, request.size);
-    for at in 1..100 {
+    for at in sampled(4, 200) {
         system.fail_in(at);
         let completed = complete(&faulty);
         let is_over = !system.has_failed();

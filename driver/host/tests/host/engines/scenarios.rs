@@ -12,7 +12,7 @@ use cistern_types::{Bytes, FilesystemType};
 
 use super::fixture::Fixture;
 use crate::{
-    harness::{chain, must},
+    harness::{chain, must, sampled},
     health_volume::subject,
     logical::UNSEEN,
 };
@@ -263,7 +263,7 @@ pub(super) fn r15_an_error_at_any_call_of_a_stage_is_recovered_by_the_next_attem
     pool.end_pod(&image, &staging);
     let (system, faulty) = pool.machine.faulty();
     let engine = pool.open_by(&faulty);
-    for at in (1..300).step_by(pool.stride()) {
+    for at in sampled(pool.stride(), 300) {
         system.fail_in(at);
         let staged = pool.stage_by(&*engine, &image, &staging);
         let is_over = !system.has_failed();

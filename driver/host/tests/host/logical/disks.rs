@@ -12,7 +12,7 @@ use cistern_types::Bytes;
 use super::{CONFIG, REMAINS, UNSEEN, block, claim, open, reads_zero};
 use crate::{
     device::{Disk, SIZE},
-    harness::{Machine, must, run},
+    harness::{Machine, must, run, sampled},
 };
 
 /// Disks of a pool of a test's own. Its groups end with the test.
@@ -174,7 +174,7 @@ fn r15_an_error_at_any_call_that_makes_a_group_is_recovered_by_the_next_attempt(
     let machine = Machine::new();
     let disks = Disks::new(&machine, 2, 1);
     let (system, faulty) = machine.faulty();
-    for at in 1..400 {
+    for at in sampled(3, 400) {
         system.fail_in(at);
         let made = disks.open(&faulty, Expectation::New);
         let is_over = !system.has_failed();
