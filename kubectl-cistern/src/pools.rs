@@ -99,9 +99,9 @@ pub struct Capacity {
     pub free_bytes: u64,
     /// Size of the largest volume that fits on one node.
     pub largest_volume_bytes: u64,
-    /// Number of volumes.
+    /// Number of volumes with a reservation, whether or not their images are made.
     pub volumes: u32,
-    /// Number of snapshots.
+    /// Number of snapshots with a reservation, whether or not they are taken.
     pub snapshots: u32,
 }
 

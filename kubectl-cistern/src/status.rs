@@ -55,7 +55,7 @@ pub struct NodeView {
     pub ready: ConditionState,
     /// Condition Healthy: no problem is known.
     pub healthy: ConditionState,
-    /// Condition AgentReporting.
+    /// Condition AgentReporting, which the operator sets: the node plugin's pod is ready.
     pub agent: ConditionState,
     /// Condition TopologyRegistered: kubelet has registered the driver.
     pub registered: ConditionState,

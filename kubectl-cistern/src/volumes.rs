@@ -78,7 +78,7 @@ pub struct VolumeView {
     pub device: Option<String>,
     /// Names of the pods that use its claim and are neither Succeeded nor Failed.
     pub pods: Vec<String>,
-    /// Condition Ready.
+    /// Condition Ready: the volume is as its spec wants it, and pods can use it.
     pub ready: ConditionState,
     /// Condition Healthy: no problem is known.
     pub healthy: ConditionState,

@@ -42,7 +42,7 @@ pub struct ExpandRequest<'a> {
     pub filesystem: Option<FilesystemType>,
     /// Staging or target path of the volume.
     pub path: &'a Path,
-    /// Smallest acceptable size.
+    /// Smallest size of the volume that the caller accepts: `required_bytes` of the request, 0 if it has none.
     pub required: Bytes,
     /// Largest acceptable size; none for no limit.
     pub limit: Option<Bytes>,

@@ -41,11 +41,11 @@ pub enum VolumeStatistics {
 pub struct FilesystemStatistics {
     /// Size of the filesystem.
     pub total: Bytes,
-    /// Used space.
+    /// Space that is not free. What is free for root alone is neither used nor available.
     pub used: Bytes,
     /// Space that a pod can still write.
     pub available: Bytes,
-    /// Number of inodes.
+    /// Number of inodes, used and free; 0 on btrfs, which does not count them.
     pub inodes: u64,
     /// Number of inodes in use.
     pub inodes_used: u64,

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 /// A number of bytes per second. Streams take turns, because each waits for what was promised before.
 #[derive(Debug)]
 pub struct Rate {
-    /// None: no limit.
+    /// Bytes per second, of all streams together; None: no limit.
     limit: Option<NonZeroU64>,
     /// When everything that was promised is sent.
     until: Mutex<Instant>,

@@ -30,17 +30,17 @@ pub struct NodeReport {
     pub node: String,
     /// Number of pools that were compared.
     pub pools: u64,
-    /// Number of PoolVolumes.
+    /// Number of PoolVolumes that the API server lists for the node.
     pub volumes: u64,
-    /// Number of PoolSnapshots.
+    /// Number of PoolSnapshots that the API server lists for the node.
     pub snapshots: u64,
-    /// Number of images.
+    /// Number of images on the disks of the node, with those in the trash.
     pub images: u64,
     /// Number of loop devices of images.
     pub loops: u64,
     /// Number of mounts of volumes.
     pub mounts: u64,
-    /// Inconsistencies.
+    /// Inconsistencies that the agent lists.
     pub findings: Vec<Finding>,
     /// Number of further findings, which the agent does not list.
     #[serde(default)]

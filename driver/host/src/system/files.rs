@@ -41,9 +41,9 @@ pub struct Stat {
     pub id: FileId,
     /// Type of the file.
     pub kind: FileKind,
-    /// Size in bytes.
+    /// Length in bytes, holes included.
     pub size: u64,
-    /// Allocated bytes.
+    /// Bytes that the file occupies: without holes, and with what it shares with other files.
     pub allocated: u64,
     /// Number of the device, if the file is a device node.
     pub node: DeviceNumber,

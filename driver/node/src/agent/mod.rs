@@ -71,9 +71,9 @@ const AGENT: &str = "agent";
 /// Intervals of the periodic work.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
-    /// Between health checks of pools and volumes.
+    /// Between health checks of pools and volumes: `HEALTH_INTERVAL` of the node plugin.
     pub health: Duration,
-    /// Between drift comparisons.
+    /// Between comparisons of the node with its custom resources: `DRIFT_INTERVAL` of the node plugin.
     pub drift: Duration,
 }
 

@@ -18,7 +18,7 @@ pub enum ImageOutcome<Own> {
     Rested,
     /// The bytes of the object are reserved.
     Admitted {
-        /// Reserved bytes.
+        /// Bytes that the ledger reserves, for `status.reserved`: without the header of an encrypted image.
         size: Bytes,
         /// The adopted image, if any.
         image: Option<ImageStatus>,

@@ -17,13 +17,13 @@ use crate::{
 /// A request to grow the device and filesystem of a volume to its image.
 #[derive(Clone, Debug)]
 pub struct Expand {
-    /// The volume id.
+    /// The volume id: the name of its PoolVolume.
     pub volume: String,
     /// Path where it is staged or published; None if the request has no valid path.
     pub path: Option<PathBuf>,
-    /// Minimum size.
+    /// Smallest size of the volume that kubelet accepts; 0 if the request has none.
     pub required: Bytes,
-    /// Maximum size, if given.
+    /// Largest size of the volume that kubelet accepts; None for any.
     pub limit: Option<Bytes>,
     /// Its usage, if given.
     pub usage: Option<Usage>,

@@ -13,7 +13,7 @@ use crate::{
 /// A request to publish a volume.
 #[derive(Clone, Debug)]
 pub struct Publish {
-    /// The volume id.
+    /// The volume id: the name of its PoolVolume.
     pub volume: String,
     /// Its staging path.
     pub staging: PathBuf,

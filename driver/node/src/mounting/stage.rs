@@ -23,7 +23,7 @@ use crate::{
 /// A request to stage a volume.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The volume id.
+    /// The volume id: the name of its PoolVolume.
     pub volume: String,
     /// Staging path, where it is mounted once for the node: a directory that the caller made.
     pub staging: PathBuf,

@@ -8,7 +8,7 @@ pub enum Refusal {
     /// An empty pool could not hold the volume.
     #[error("the pool holds volumes of up to {usable} on this node, and {size} is asked for")]
     TooLarge {
-        /// Requested size.
+        /// Size that the volume was asked to have, without the header of an encrypted one.
         size: Bytes,
         /// The largest size of any volume.
         usable: Bytes,
@@ -16,7 +16,7 @@ pub enum Refusal {
     /// The free space is reserved for others.
     #[error("the pool has room for {room} more on this node, and {size} is asked for")]
     NoSpace {
-        /// Requested size.
+        /// Size that the volume or snapshot was asked to have, without the header of an encrypted one.
         size: Bytes,
         /// Unreserved space for volumes and snapshots with this provisioning.
         room: Bytes,
@@ -24,7 +24,7 @@ pub enum Refusal {
     /// The volume cannot grow to the requested size.
     #[error("the volume can grow to {largest} on this node, and {size} is asked for")]
     Growth {
-        /// Requested size.
+        /// Size that the volume was asked to grow to.
         size: Bytes,
         /// The largest size to which it can grow now.
         largest: Bytes,
