@@ -145,9 +145,12 @@ struct Printed {
     report: Vec<BTreeMap<String, serde_json::Value>>,
 }
 
-/// Returns the rows of a printed report, which has one list. Its name depends on the fields that were asked for.
+/// Returns the rows of a printed report, which has one list. Its name depends on the fields that were asked for. LVM prints
+/// some messages between the lines of a report, such as "Retrying metadata scan".
 pub(super) fn parse<T: Report>(text: &str) -> io::Result<Vec<T>> {
-    let printed: Printed = serde_json::from_str(text)?;
+    let is_message = |line: &&str| line.trim_start().starts_with(char::is_alphabetic);
+    let lines: Vec<&str> = text.lines().filter(|line| !is_message(line)).collect();
+    let printed: Printed = serde_json::from_str(&lines.join("\n"))?;
     let mut all = Vec::new();
     for list in printed.report.into_iter().flat_map(BTreeMap::into_values) {
         all.extend(serde_json::from_value::<Vec<T>>(list)?);
@@ -176,6 +179,8 @@ mod tests {
         // What was not asked for is an error, and not an empty list.
         assert!(parse::<GroupRow>(text).is_err());
         assert!(parse::<VolumeRow>("no report").is_err());
+        let between = text.replacen("{\"lv\"", "\n  Retrying metadata scan.\n{\"lv\"", 1);
+        assert_eq!(parse::<VolumeRow>(&between).unwrap(), rows);
         assert!(number::<u64>("").is_err());
     }
 }
