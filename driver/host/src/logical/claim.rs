@@ -53,7 +53,7 @@ impl VolumeGroup {
             }
         };
         let (system, name) = (Arc::clone(&root.system), &name);
-        let row = read(&lvm, name)?;
+        let (row, disks) = read(&lvm, name)?;
         let found = record_of(&row, name)?;
         let record = expected(found.as_ref(), name, claim, expectation)?;
         if found.as_ref() != Some(&record) {
@@ -62,6 +62,9 @@ impl VolumeGroup {
                 before.log_adoption(&record);
             }
         }
+        // Also what an earlier process has changed and not flushed.
+        lvm.flush(&disks)
+            .map_err(|error| failed("flush the disks", name)(error.into()))?;
         let extent_size = number(&row.extent_size)
             .map_err(|error| failed("read the size of the extents", name)(error.into()))?;
         Ok(Self {
@@ -116,8 +119,7 @@ impl VolumeGroup {
             for tag in tags::own(&row.tags) {
                 command = command.option("--deltag", tag);
             }
-            group.lvm.run(&command.operand(name))?;
-            Ok(())
+            group.change(&command.operand(name))
         };
         Ok(untag().map_err(failed("remove the tags", name))?)
     }
@@ -129,22 +131,27 @@ impl VolumeGroup {
 
     /// Reads the state of the group. Fails as [`Self::check`] does.
     pub(super) fn row(&self) -> Result<GroupRow, Error> {
+        Ok(self.read()?.0)
+    }
+
+    /// As [`Self::row`], with the disks of the group.
+    fn read(&self) -> Result<(GroupRow, Vec<PathBuf>), Error> {
         let name = &self.name;
-        let row = read(&self.lvm, name)?;
+        let (row, disks) = read(&self.lvm, name)?;
         match record_of(&row, name)? {
             Some(found) if found == self.record => {}
             Some(found) => return Err(other_pool(&found, name)),
             None => return Err(unfit(name, Unfit::NoPool(self.record.pool_name.clone()))),
         }
-        Ok(row)
+        Ok((row, disks))
     }
 
-    /// Runs a command that changes what exists in the group. LVM would record for good that a disk is missing which it does not
-    /// find, so all of them have to be there.
+    /// Runs a command that changes what exists in the group, and makes that durable. LVM would record for good that a disk is
+    /// missing which it does not find, so all of them have to be there.
     pub(super) fn change(&self, command: &Command) -> Result<(), Cause> {
-        self.row().map_err(io::Error::other)?;
+        let (_, disks) = self.read().map_err(io::Error::other)?;
         self.lvm.run(command)?;
-        Ok(())
+        Ok(self.lvm.flush(&disks)?)
     }
 
     pub(super) fn failed(&self, operation: &'static str) -> impl FnOnce(Cause) -> Error + use<> {
@@ -172,8 +179,8 @@ fn availability() -> Result<(), GroupUnavailable> {
     Ok(())
 }
 
-/// Reads the state of the group of this name, which can be changed on this machine.
-pub(super) fn read(lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
+/// Reads the state of the group of this name, which can be changed on this machine, and its disks.
+pub(super) fn read(lvm: &Lvm, name: &str) -> Result<(GroupRow, Vec<PathBuf>), Error> {
     let read = lvm.report_with_warnings(name).map_err(|cause| {
         // LVM has one exit code for all failures.
         let group = name.to_owned();
@@ -189,13 +196,14 @@ pub(super) fn read(lvm: &Lvm, name: &str) -> Result<GroupRow, Error> {
         failed("read the state", name)(cause)
     });
     let (mut rows, warnings): (Vec<GroupRow>, _) = read?;
+    let disks = rows.iter().map(|row| row.disk.clone()).collect();
     let row = rows.pop().ok_or_else(|| {
         let group = name.to_owned();
         Error::Missing { group }
     })?;
     refuse(&row, name)?;
     refuse_duplicates(lvm, name, &warnings)?;
-    Ok(row)
+    Ok((row, disks))
 }
 
 /// Fails if LVM has found a physical volume of a group twice, which it says only in a warning. It changes nothing of such a group.
@@ -341,6 +349,7 @@ mod tests {
             permissions: "writeable".to_owned(),
             missing_pv_count: "0".to_owned(),
             change: "1".to_owned(),
+            disk: PathBuf::from("/dev/sda"),
         }
     }
 

@@ -101,6 +101,16 @@ impl Lvm {
         }
     }
 
+    /// Makes durable what LVM has written to these disks: it only writes, and a disk may keep that in a cache.
+    pub(super) fn flush(&self, disks: &[PathBuf]) -> io::Result<()> {
+        let system = &*self.root.system;
+        for disk in disks {
+            let opened = system.open_following(disk, OFlags::RDONLY)?;
+            system.sync(opened.as_fd())?;
+        }
+        Ok(())
+    }
+
     fn reporting<T: Report>(&self) -> io::Result<Command> {
         let command = self.command(T::VERB)?;
         Ok(command

@@ -60,8 +60,7 @@ impl VolumeGroup {
         let command = command.option("--extents", self.extents(size).to_string());
         let command = command.operand(self.path_of(&volume.uid));
         let command = extents.into_iter().fold(command, Command::operand);
-        self.lvm.run(&command)?;
-        Ok(())
+        self.change(&command)
     }
 
     fn extend_by_zeros(

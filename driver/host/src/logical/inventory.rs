@@ -58,7 +58,7 @@ fn find(root: &Root, uid: &Uid) -> Result<Option<String>, Error> {
 /// Reads a group; none if it is no pool.
 fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
     let lvm = claim::lvm(root, name)?;
-    let row = claim::read(&lvm, name)?;
+    let (row, _) = claim::read(&lvm, name)?;
     let Some(record) = claim::record_of(&row, name)? else {
         return Ok(None);
     };

@@ -1,6 +1,6 @@
 //! What LVM's commands print as JSON.
 
-use std::{collections::BTreeMap, io, str::FromStr};
+use std::{collections::BTreeMap, io, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -39,12 +39,15 @@ pub(super) struct GroupRow {
     /// Counts the changes of the group.
     #[serde(rename = "vg_seqno")]
     pub(super) change: String,
+    /// One of its disks: each has a row.
+    #[serde(rename = "pv_name")]
+    pub(super) disk: PathBuf,
 }
 
 impl Report for GroupRow {
     const VERB: &'static str = "vgs";
     const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_free_count,vg_mda_free,vg_tags,\
-        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count,vg_seqno";
+        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count,vg_seqno,pv_name";
 }
 
 /// The name of a volume group, and its tags.
