@@ -13,6 +13,7 @@
 //! filesystem when it is staged for the first time. A tool of LVM is never
 //! killed: between two of its steps a device may be suspended.
 
+mod begun;
 mod capacity;
 mod claim;
 mod command;

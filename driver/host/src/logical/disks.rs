@@ -1,14 +1,14 @@
 //! The volume group that Cistern makes of the blank disks of a pool.
 //!
-//! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a filesystem. LVM
-//! does not get `--yes`, so it refuses a disk on which it finds a signature. The UUID of a
-//! physical volume names its pool, so a disk that an interrupted call has prepared is known again. No disk leaves a group, and no
-//! group is removed.
+//! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a filesystem, or if an
+//! interrupted call has [begun] to make it one. LVM does not get `--yes`, so it refuses a disk on which it finds a signature. The
+//! UUID of a physical volume names its pool, so a disk that was begun is known again. No disk leaves a group, and no group is
+//! removed.
 
-use std::{collections::BTreeSet, io, path::PathBuf};
+use std::{collections::BTreeSet, io, path::PathBuf, slice};
 
 use super::{
-    Unfit, VolumeGroup,
+    Unfit, VolumeGroup, begun,
     claim::{failed, path_of, unfit},
     command::Lvm,
     report::{DiskRow, GroupTags},
@@ -39,8 +39,8 @@ const EXTENT: &str = "1m";
 struct BlankDisk {
     /// The kernel's own name for it.
     path: PathBuf,
-    /// Whether an interrupted call has made it a physical volume.
-    is_prepared: bool,
+    /// Whether an interrupted call has begun to make it one.
+    is_begun: bool,
 }
 
 /// What the disks of a pool are that are in no group of it.
@@ -181,7 +181,7 @@ fn make(
     let make = || -> Result<(), Cause> {
         let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
         for disk in &blank {
-            prepare(lvm, &claim.uid, disk)?;
+            prepare(root, lvm, &claim.uid, disk)?;
         }
         let mut command = lvm
             .command("vgcreate")?
@@ -216,10 +216,10 @@ impl VolumeGroup {
         let found = inspect(&self.root, lvm, self.uid(), paths)?;
         for disk in &found.blank {
             let add = || -> Result<(), Cause> {
-                prepare(lvm, self.uid(), disk)?;
+                prepare(&self.root, lvm, self.uid(), disk)?;
                 let command = lvm.command("vgextend")?.operand(name);
-                lvm.run(&command.operand(&disk.path))?;
-                Ok(())
+                self.change(&command.operand(&disk.path))?;
+                Ok(lvm.flush(slice::from_ref(&disk.path))?)
             };
             let path = disk.path.display();
             add().map_err(pool::failed(format!("add {path} to volume group {name}")))?;
@@ -254,27 +254,34 @@ fn inspect(
         if !seen.insert(number) {
             continue;
         }
-        let is_prepared = match &objection {
+        let may_be_begun = match &objection {
             Some(Unusable::Holds { format }) if format == PHYSICAL_VOLUME => {
                 let all = if let Some(rows) = rows.take() {
                     rows
                 } else {
-                    // A disk that LVM cannot read is no prepared one.
+                    // A disk that LVM cannot read is none that was begun.
                     let listed = lvm.report_all();
                     listed.map_err(pool::failed("list the physical volumes"))?.0
                 };
-                let prefix = uuid_prefix(pool);
-                let is_it = |row: &DiskRow| row.is_on(number) && row.is_prepared(&prefix);
+                let is_it = |row: &DiskRow| row.is_on(number) && row.is_alone();
                 rows.insert(all).iter().any(is_it)
             }
+            // A label is written last.
+            Some(Unusable::NotZeros { .. }) => true,
             _ => false,
         };
+        let device = || {
+            let found = node(system, number);
+            found.map_err(pool::failed(format!("find device {number}")))
+        };
+        let is_begun = may_be_begun
+            && begun::is_begun(system, &device()?, &uuid_prefix(pool))
+                .map_err(pool::failed(format!("read device {number}")))?;
         match objection {
-            Some(why) if !is_prepared => inspected.unusable.push((path.clone(), why)),
+            Some(why) if !is_begun => inspected.unusable.push((path.clone(), why)),
             _ => {
-                let path = node(system, number);
-                let path = path.map_err(pool::failed(format!("find device {number}")))?;
-                inspected.blank.push(BlankDisk { path, is_prepared });
+                let path = device()?;
+                inspected.blank.push(BlankDisk { path, is_begun });
             }
         }
     }
@@ -282,9 +289,9 @@ fn inspect(
 }
 
 /// Makes a blank disk a physical volume.
-fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
-    if disk.is_prepared {
-        return Ok(());
+fn prepare(root: &Root, lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
+    if disk.is_begun {
+        begun::clear(&*root.system, &disk.path)?;
     }
     let command = lvm
         .command("pvcreate")?
@@ -292,7 +299,8 @@ fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
         .option("--uuid", disk_uuid(pool, Uuid::new_v4()))
         .option("--metadatasize", METADATA);
     lvm.run(&command.operand(&disk.path))?;
-    Ok(())
+    // With its label, the disk is known again whatever is written next.
+    Ok(lvm.flush(slice::from_ref(&disk.path))?)
 }
 
 fn name_of(pool: Uuid) -> String {

@@ -64,6 +64,9 @@ impl Report for GroupTags {
     const FIELDS: &'static str = "vg_name,vg_tags";
 }
 
+/// How LVM names the group of a physical volume that is marked as used, and whose group it does not find.
+const UNKNOWN: &str = "[unknown]";
+
 /// A physical volume.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct DiskRow {
@@ -94,9 +97,9 @@ impl DiskRow {
         part(&self.major) == Some(device.major) && part(&self.minor) == Some(device.minor)
     }
 
-    /// Whether it is in no group, and its UUID begins with these letters.
-    pub(super) fn is_prepared(&self, prefix: &str) -> bool {
-        self.group.is_empty() && self.uuid.replace('-', "").starts_with(prefix)
+    /// Whether it is in no group that LVM knows.
+    pub(super) fn is_alone(&self) -> bool {
+        self.group.is_empty() || self.group == UNKNOWN
     }
 
     /// How many of its extents are free.
