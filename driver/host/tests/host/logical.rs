@@ -2,6 +2,7 @@
 
 mod disks;
 mod others;
+mod power;
 
 use std::{
     fs::{self, File},

@@ -3,21 +3,17 @@
 //! that. On each the pool opens, an operation that was acknowledged has happened, and an interrupted one has happened
 //! in full or not at all, and succeeds when it is repeated.
 
-mod cuts;
+pub(crate) mod cuts;
 mod operations;
+pub(crate) mod recording;
 
 use std::{fs, path::PathBuf};
 
 use cistern_host::{Expectation, PoolDeclaration, Root};
 use cistern_types::{Bytes, FilesystemType};
-use failing_disk::{Change, Mode};
 
-use self::{
-    cuts::{Cuts, copy},
-    operations::Operations,
-};
+use self::{cuts::Chance, operations::Operations, recording::Recording};
 use crate::{
-    device::Disk,
     failing::{FailingDevice, SIZE, text},
     harness::{Machine, POOL_SIZE, device_pool, image_pool, must, root, run, unmount},
 };
@@ -78,18 +74,12 @@ impl<'a> Powered<'a> {
     }
 }
 
-/// What a disk was asked to write during the operations.
-struct Recording {
-    expectation: Expectation,
-    /// The disk before the first operation.
-    base: PathBuf,
-    changes: Vec<Change>,
-    /// The number of changes when each operation had ended.
-    acknowledged: Vec<usize>,
-}
-
-/// Runs all operations on a disk that records.
-fn record(machine: &Machine, layout: Layout, filesystem: FilesystemType) -> Recording {
+/// Runs all operations on a disk that records. The pool exists before.
+fn record(
+    machine: &Machine,
+    layout: Layout,
+    filesystem: FilesystemType,
+) -> (Expectation, Recording) {
     let size = match layout {
         Layout::Device => 2 * SIZE,
         Layout::Image => Bytes::gib(2).0,
@@ -103,43 +93,31 @@ fn record(machine: &Machine, layout: Layout, filesystem: FilesystemType) -> Reco
     let operations = powered.operations(filesystem, Expectation::New);
     let mount_point = powered.root.mount_point(&powered.declaration.uid);
     run("sync", &["--file-system", text(&mount_point)]);
-    let base = machine.path("base");
-    copy(&device.disk().backing(), &base);
-    device.set(Mode::Record);
-    let recorded = || must(device.disk().recorded());
-    let run = |operation| {
-        operations.run(operation);
-        recorded().len()
-    };
-    let acknowledged = operations::ALL.map(run).to_vec();
-    let recording = Recording {
-        expectation: operations.expectation(),
-        base,
-        changes: recorded(),
-        acknowledged,
-    };
+    let run = |operation| operations.run(operation);
+    let recording = Recording::of(machine, &device, &operations::ALL, run);
+    let expectation = operations.expectation();
     drop(operations);
     powered.end();
-    recording
+    (expectation, recording)
 }
 
 /// Cuts power during all operations, and compares what each cut leaves.
 fn cut_power(layout: Layout, filesystem: FilesystemType) {
     let machine = Machine::new();
-    let recording = record(&machine, layout, filesystem);
-    let acknowledged = recording.acknowledged;
-    let mut cuts = Cuts::new(recording.base, recording.changes, &acknowledged);
-    let disk_after_cut = machine.path("after-cut");
-    while let Some(cut) = cuts.next(&disk_after_cut) {
-        let done = acknowledged.partition_point(|at| *at <= cut.at);
-        eprintln!("{layout:?}, {filesystem}: {cut}, {done} operations acknowledged");
-        let disk = Disk::attach(disk_after_cut.clone());
+    let (expectation, recording) = record(&machine, layout, filesystem);
+    eprintln!("{layout:?}, {filesystem}");
+    let chance = Chance {
+        tries: 1,
+        at_most: usize::MAX,
+        ordered: 0,
+    };
+    recording.cut(&machine, chance, |disk, done| {
         let powered = Powered::new(&machine, layout, disk.path());
-        let operations = powered.operations(filesystem, recording.expectation);
+        let operations = powered.operations(filesystem, expectation);
         operations.compare(done);
         drop(operations);
         powered.end();
-    }
+    });
 }
 
 #[test]

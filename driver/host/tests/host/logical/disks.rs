@@ -24,14 +24,9 @@ struct Disks {
 
 impl Disks {
     fn new(machine: &Machine, count: usize, stripes: u32) -> Self {
-        let uid = machine.uid("pool");
         let disk = |index| Disk::new(machine, &format!("disk-{index}"));
         Self {
-            claim: PoolClaim {
-                name: format!("pool-{uid}"),
-                uid,
-                ..claim()
-            },
+            claim: own_claim(machine),
             all: (0..count).map(disk).collect(),
             stripes,
         }
@@ -92,7 +87,17 @@ impl Drop for Disks {
     }
 }
 
-fn known(pool: &VolumeGroup) -> Expectation {
+/// The claim of a pool of a test's own.
+pub(super) fn own_claim(machine: &Machine) -> PoolClaim {
+    let uid = machine.uid("pool");
+    PoolClaim {
+        name: format!("pool-{uid}"),
+        uid,
+        ..claim()
+    }
+}
+
+pub(super) fn known(pool: &VolumeGroup) -> Expectation {
     Expectation::Known {
         filesystem_uuid: pool.pool_uuid(),
     }

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     fs::File,
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -17,6 +18,9 @@ use crate::{failing::text, harness::run};
 /// Bytes that the disk writes in full or not at all.
 const BLOCK: usize = 4096;
 
+/// What all randomness follows from.
+const SEED: u8 = 7;
+
 /// What of the changes after the last flush is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
@@ -25,6 +29,17 @@ enum Rest {
     Beginning,
     /// Random blocks of random ones.
     Part,
+}
+
+/// What is random of a power cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chance {
+    /// How many disks there are for each time and each random kind of rest.
+    pub(crate) tries: usize,
+    /// At most so many disks there are. If there could be more, random ones are left out.
+    pub(crate) at_most: usize,
+    /// What is written before this byte of the disk gets there in its order.
+    pub(crate) ordered: u64,
 }
 
 /// A power cut.
@@ -51,13 +66,24 @@ pub(crate) struct Cuts {
     base: PathBuf,
     flushed: usize,
     changes: Vec<Change>,
+    /// What is written before this byte of the disk gets there in its order.
+    ordered: u64,
     remaining: std::vec::IntoIter<Cut>,
     random: TestRng,
 }
 
 impl Cuts {
     /// `base` is the disk before the first change, `acknowledged` the number of changes when each operation ended.
-    pub(crate) fn new(base: PathBuf, changes: Vec<Change>, acknowledged: &[usize]) -> Self {
+    pub(crate) fn new(
+        base: PathBuf,
+        changes: Vec<Change>,
+        acknowledged: &[usize],
+        Chance {
+            tries,
+            at_most,
+            ordered,
+        }: Chance,
+    ) -> Self {
         let is_flush = |at: usize| changes.get(at) == Some(&Change::Flush);
         // A flush directly after another one changes nothing.
         let before_flush = (1..changes.len()).filter(|at| is_flush(*at) && !is_flush(*at - 1));
@@ -66,24 +92,29 @@ impl Cuts {
         times.dedup();
         let cuts = times.into_iter().flat_map(|at| {
             let flushed = (0..at).rfind(|at| is_flush(*at)).map_or(0, |last| last + 1);
-            let rests = match at - flushed {
-                0 => &[Rest::None][..],
-                1 => &[Rest::None, Rest::Part],
-                _ => &[Rest::None, Rest::Beginning, Rest::Part],
+            let random = match at - flushed {
+                0 => &[][..],
+                1 => &[Rest::Part],
+                _ => &[Rest::Beginning, Rest::Part],
             };
-            rests.iter().map(move |rest| Cut {
-                at,
-                flushed,
-                rest: *rest,
-            })
+            let random = iter::repeat_n(random, tries).flatten().copied();
+            iter::once(Rest::None)
+                .chain(random)
+                .map(move |rest| Cut { at, flushed, rest })
         });
-        let remaining = cuts.collect::<Vec<_>>().into_iter();
+        let mut remaining: Vec<_> = cuts.collect();
+        let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &[SEED; 32]);
+        while remaining.len() > at_most {
+            remaining.remove(random.random_range(0..remaining.len()));
+        }
+        eprintln!("{} power cuts, seed {SEED}", remaining.len());
         Self {
             base,
             flushed: 0,
             changes,
-            remaining,
-            random: TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]),
+            ordered,
+            remaining: remaining.into_iter(),
+            random,
         }
     }
 
@@ -107,14 +138,27 @@ impl Cuts {
                 }
             }
             Rest::Part => {
-                for change in rest.iter().flat_map(blocks) {
-                    if self.random.random_bool(0.5) {
-                        change.apply(&disk).unwrap();
+                let beginning = self.random.random_range(0..=rest.len());
+                for (index, change) in rest.iter().enumerate() {
+                    let is_ordered = self.is_ordered(change);
+                    for block in blocks(change) {
+                        let is_there = if is_ordered {
+                            index < beginning
+                        } else {
+                            self.random.random_bool(0.5)
+                        };
+                        if is_there {
+                            block.apply(&disk).unwrap();
+                        }
                     }
                 }
             }
         }
         Some(cut)
+    }
+
+    fn is_ordered(&self, change: &Change) -> bool {
+        matches!(change, Change::Write { offset, .. } if *offset < self.ordered)
     }
 }
 

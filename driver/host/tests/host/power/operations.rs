@@ -12,6 +12,7 @@ use cistern_host::{
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 
+use super::recording::Progress;
 use crate::{
     harness::{Machine, Volume, eventually, known, must, request},
     scenario::Volumes as _,
@@ -53,20 +54,6 @@ pub(crate) const ALL: [Operation; 9] = [
     Operation::DeleteSnapshot,
     Operation::Delete,
 ];
-
-/// How many operations were acknowledged; the next one was interrupted.
-#[derive(Clone, Copy)]
-struct Progress(usize);
-
-impl Progress {
-    /// Whether an operation has happened. `None` if it was interrupted: both are right.
-    fn is_done(self, operation: Operation) -> Option<bool> {
-        let position = ALL.iter().position(|other| *other == operation);
-        position
-            .filter(|position| *position != self.0)
-            .map(|position| position < self.0)
-    }
-}
 
 /// The operations on one pool.
 pub(crate) struct Operations<'a> {
@@ -120,11 +107,14 @@ impl<'a> Operations<'a> {
     pub(crate) fn compare(&self, done: usize) {
         must(self.root.thaw_all());
         must(self.pool.sweep());
-        self.compare_images(Progress(done));
+        self.compare_images(Progress { all: &ALL, done });
         if let Some(interrupted) = ALL.get(done) {
             self.run(*interrupted);
             self.unstage();
-            self.compare_images(Progress(done + 1));
+            self.compare_images(Progress {
+                all: &ALL,
+                done: done + 1,
+            });
         }
         let inventory = must(self.root.inventory());
         let [pool] = inventory.pools.as_slice() else {
@@ -136,12 +126,13 @@ impl<'a> Operations<'a> {
         );
     }
 
-    fn compare_images(&self, progress: Progress) {
+    fn compare_images(&self, progress: Progress<Operation>) {
         let images = must(self.pool.images());
         let find = |name, made, removed| {
             let uid = self.machine.uid(name);
             let image = images.iter().find(|image| image.uid == uid);
-            if let (Some(made), Some(removed)) = (progress.is_done(made), progress.is_done(removed))
+            if let (Some(made), Some(removed)) =
+                (progress.is_done(&made), progress.is_done(&removed))
             {
                 assert_eq!(image.is_some(), made && !removed, "{name}: {images:?}");
             }
@@ -166,15 +157,15 @@ impl<'a> Operations<'a> {
         }
     }
 
-    fn compare_volume(&self, volume: &Image, progress: Progress) {
-        if let Some(is_expanded) = progress.is_done(Operation::Expand) {
+    fn compare_volume(&self, volume: &Image, progress: Progress<Operation>) {
+        if let Some(is_expanded) = progress.is_done(&Operation::Expand) {
             let size = if is_expanded { GROWN } else { SIZE };
             assert_eq!(volume.size, size);
         }
         self.with_files(volume, |has| {
             let written = [Operation::Write, Operation::WriteAgain];
             for (name, operation) in ["first", "second"].into_iter().zip(written) {
-                if let Some(is_written) = progress.is_done(operation) {
+                if let Some(is_written) = progress.is_done(&operation) {
                     assert_eq!(has(name), is_written, "{name}");
                 }
             }
