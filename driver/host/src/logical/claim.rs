@@ -24,8 +24,8 @@ use crate::{
     root::Root,
 };
 
-/// What LVM warns of when a second device has the label of a physical volume.
-const FOUND_TWICE: &str = "was already found on";
+/// What LVM warns of when a second device has the label of a physical volume: `Not using device DEVICE for PV UUID`.
+const FOUND_TWICE: &str = "Not using device";
 /// Longest name of a mapping (`DM_NAME_LEN` of the kernel, less the end of the text).
 const LONGEST_MAPPING: usize = 127;
 
