@@ -100,7 +100,7 @@ fn cut_power(all: &'static [Operation]) {
     // the group.
     let chance = Chance {
         tries: 1,
-        at_most: 6,
+        at_most: 4,
         ordered: METADATA,
     };
     recording.cut(&machine, chance, |disk, done| {
