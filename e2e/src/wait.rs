@@ -7,8 +7,18 @@ use std::time::{Duration, Instant};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
+use crate::environment::variable;
+
 /// How often a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(50);
+
+/// How many times longer than its deadline a wait may take: an emulated processor is slow, and others may use it as well.
+fn patience() -> u32 {
+    let set = variable("CISTERN_PATIENCE");
+    set.map_or(1, |text| {
+        text.parse().expect("CISTERN_PATIENCE is a number")
+    })
+}
 
 /// Calls `look` until it succeeds and returns its result. If `look` does not succeed, it returns what it observed.
 ///
@@ -19,7 +29,7 @@ pub async fn eventually<T>(
     deadline: Duration,
     mut look: impl AsyncFnMut() -> Result<T, String>,
 ) -> T {
-    let started = Instant::now();
+    let (started, deadline) = (Instant::now(), deadline * patience());
     let mut seen = "nothing yet".to_owned();
     loop {
         // The deadline also limits a call that hangs.
