@@ -27,8 +27,8 @@ use crate::{
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
     validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices or volume groups needs usableOnNewNode"),
     validation = Rule::new("!has(self.spec.replacedDisks) || (has(self.spec.source.device) && self.spec.source.device.engine == 'Image')").message("only a pool of images on devices has replaced disks"),
-    validation = Rule::new("!(has(self.spec.source.volumeGroup) || (has(self.spec.source.device) && self.spec.source.device.engine == 'LogicalVolume')) || self.spec.overcommitPercent == 100").message("a volume group holds thick volumes only, and cannot be overcommitted"),
-    validation = Rule::new("!(has(self.spec.source.volumeGroup) || (has(self.spec.source.device) && self.spec.source.device.engine == 'LogicalVolume')) || !has(self.spec.reclaimOrphansAfterHours)").message("orphans in a volume group are not reclaimed"),
+    validation = Rule::new(format!("!{IS_GROUP} || self.spec.overcommitPercent == 100")).message("a volume group holds thick volumes only, and cannot be overcommitted"),
+    validation = Rule::new(format!("!{IS_GROUP} || !has(self.spec.reclaimOrphansAfterHours)")).message("orphans in a volume group are not reclaimed"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -178,6 +178,9 @@ pub struct ImageSource {
     #[x_kube(validation = Rule::new(DIRECTORY_RULE).message("a directory is an absolute path without '.', '..', control characters, ':' and a slash at its end"))]
     pub directory: Option<String>,
 }
+
+/// What [`PoolSource::has_images`] denies, as a part of the rules of the schema.
+const IS_GROUP: &str = "(has(self.spec.source.volumeGroup) || (has(self.spec.source.device) && self.spec.source.device.engine == 'LogicalVolume'))";
 
 /// The directory of an image is the former one.
 const SAME_DIRECTORY_RULE: &str = "!has(self.image) || !has(oldSelf.image) || (has(self.image.directory) == has(oldSelf.image.directory) && (!has(self.image.directory) || self.image.directory == oldSelf.image.directory))";

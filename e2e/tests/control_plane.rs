@@ -155,6 +155,28 @@ async fn a_pool_is_a_volume_group_with_a_name_that_lvm_allows() {
     }
 }
 
+fn replaced_disk() -> serde_json::Value {
+    json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"})
+}
+
+/// Fields that no pool has which is a volume group, and what the refusal of each says.
+fn refused_of_groups() -> [(&'static str, serde_json::Value, &'static str); 4] {
+    [
+        ("overcommitPercent", json!(200), "cannot be overcommitted"),
+        ("autoscaling", json!({}), "needs usableOnNewNode"),
+        (
+            "replacedDisks",
+            json!([replaced_disk()]),
+            "only a pool of images on devices",
+        ),
+        (
+            "reclaimOrphansAfterHours",
+            json!(24),
+            "orphans in a volume group are not reclaimed",
+        ),
+    ]
+}
+
 #[tokio::test]
 async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
     let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
@@ -164,8 +186,7 @@ async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
         pool_with("only-a-group", spec)
     };
     let both = json!({"volumeGroup": {"name": "vg-data"}, "image": {"size": "1Gi"}});
-    let disk = json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"});
-    for (field, value, expected) in [
+    let sources = [
         (
             "source",
             both,
@@ -176,19 +197,8 @@ async fn a_pool_that_is_a_volume_group_has_only_what_a_volume_group_can_have() {
             json!({}),
             "exactly one of image, device and volumeGroup",
         ),
-        ("overcommitPercent", json!(200), "cannot be overcommitted"),
-        ("autoscaling", json!({}), "needs usableOnNewNode"),
-        (
-            "replacedDisks",
-            json!([disk]),
-            "only a pool of images on devices",
-        ),
-        (
-            "reclaimOrphansAfterHours",
-            json!(24),
-            "orphans in a volume group are not reclaimed",
-        ),
-    ] {
+    ];
+    for (field, value, expected) in sources.into_iter().chain(refused_of_groups()) {
         let pool = with(field, value);
         let refused = pools.create(&PostParams::default(), &pool).await;
         let error = refused.map(|_| field).unwrap_err().to_string();
@@ -234,21 +244,7 @@ async fn a_pool_of_logical_volumes_on_devices_has_only_what_a_volume_group_can_h
         let made = pools.create(&PostParams::default(), &pool).await;
         made.err().map(|error| error.to_string())
     };
-    let disk = json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"});
-    for (field, value, expected) in [
-        ("overcommitPercent", json!(200), "cannot be overcommitted"),
-        ("autoscaling", json!({}), "needs usableOnNewNode"),
-        (
-            "replacedDisks",
-            json!([disk]),
-            "only a pool of images on devices",
-        ),
-        (
-            "reclaimOrphansAfterHours",
-            json!(24),
-            "orphans in a volume group are not reclaimed",
-        ),
-    ] {
+    for (field, value, expected) in refused_of_groups() {
         let error = refusal(field, value).await.unwrap();
         assert!(error.contains(expected), "{field}: {error}");
     }
@@ -256,7 +252,7 @@ async fn a_pool_of_logical_volumes_on_devices_has_only_what_a_volume_group_can_h
     assert_eq!(autoscaling.await, None);
     // What a pool of images on devices can have, it keeps.
     let images = json!({"source": {"device": {"paths": ["/dev/a"]}}, "overcommitPercent": 200,
-        "replacedDisks": [disk], "reclaimOrphansAfterHours": 24});
+        "replacedDisks": [replaced_disk()], "reclaimOrphansAfterHours": 24});
     let images = pool_with("images-on-devices", images);
     let made = pools.create(&PostParams::default(), &images).await.unwrap();
     assert!(made.spec.source.has_images());
