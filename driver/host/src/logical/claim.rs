@@ -48,7 +48,7 @@ impl VolumeGroup {
             GroupSource::Disks { paths, stripes } => {
                 let lvm = lvm(root, &disks::described(claim))?;
                 let disks = (&paths[..], *stripes);
-                let name = disks::find_or_make(root, &lvm, claim, disks, expectation)?;
+                let name = disks::find_or_make(&lvm, claim, disks, expectation)?;
                 (lvm, name, *stripes)
             }
         };

@@ -54,6 +54,11 @@ impl Lvm {
         Ok(Self { root, input })
     }
 
+    /// The folder of Cistern on the host whose groups the commands change.
+    pub(super) fn root(&self) -> &Root {
+        &self.root
+    }
+
     /// A command without its arguments. It may read the devices that are there now: LVM takes a disk of a group that it may not
     /// read for a missing one.
     pub(super) fn command(&self, verb: &'static str) -> io::Result<Command> {

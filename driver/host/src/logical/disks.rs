@@ -21,7 +21,6 @@ use crate::{
         self, Candidate, Expectation, PoolClaim, PoolRecord, Unusable, join, node,
         objection_to_path,
     },
-    root::Root,
 };
 
 /// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has another one, so
@@ -53,7 +52,6 @@ struct Inspected {
 
 /// Returns the name of the group of a pool. Makes the group if the pool is new, and there is none.
 pub(super) fn find_or_make(
-    root: &Root,
     lvm: &Lvm,
     claim: &PoolClaim,
     (paths, stripes): (&[PathBuf], u32),
@@ -73,7 +71,7 @@ pub(super) fn find_or_make(
         let what = format!("the volume group of the pool (listed: {})", join(paths));
         return Err(pool::Error::BackingMissing { what });
     }
-    make(root, lvm, claim, paths, stripes)
+    make(lvm, claim, paths, stripes)
 }
 
 /// Returns the name of the group that has a pool, as its tags say.
@@ -146,7 +144,6 @@ fn find(
 
 /// Makes the group of a new pool of all blank disks, and returns its name.
 fn make(
-    root: &Root,
     lvm: &Lvm,
     claim: &PoolClaim,
     paths: &[PathBuf],
@@ -156,7 +153,7 @@ fn make(
         blank,
         unusable: devices,
         unread,
-    } = inspect(root, lvm, &claim.uid, paths)?;
+    } = inspect(lvm, &claim.uid, paths)?;
     if !unread.is_empty() {
         let unread = unread.into_iter();
         return Err(pool::Error::Ambiguous {
@@ -181,7 +178,7 @@ fn make(
     let make = || -> Result<(), Cause> {
         let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
         for disk in &blank {
-            prepare(root, lvm, &claim.uid, disk)?;
+            prepare(lvm, &claim.uid, disk)?;
         }
         let mut command = lvm
             .command("vgcreate")?
@@ -213,10 +210,10 @@ impl VolumeGroup {
     /// Adds the blank ones of these disks to a group that Cistern has made, and returns how many. Fails if one cannot be added.
     pub fn add_disks(&self, paths: &[PathBuf]) -> Result<usize, pool::Error> {
         let (lvm, name) = (&self.lvm, &self.name);
-        let found = inspect(&self.root, lvm, self.uid(), paths)?;
+        let found = inspect(lvm, self.uid(), paths)?;
         for disk in &found.blank {
             let add = || -> Result<(), Cause> {
-                prepare(&self.root, lvm, self.uid(), disk)?;
+                prepare(lvm, self.uid(), disk)?;
                 let command = lvm.command("vgextend")?.operand(name);
                 self.change(&command.operand(&disk.path))?;
                 Ok(lvm.flush(slice::from_ref(&disk.path))?)
@@ -230,13 +227,8 @@ impl VolumeGroup {
 }
 
 /// Inspects the disks of a pool that are in no volume group.
-fn inspect(
-    root: &Root,
-    lvm: &Lvm,
-    pool: &Uid,
-    paths: &[PathBuf],
-) -> Result<Inspected, pool::Error> {
-    let system = &*root.system;
+fn inspect(lvm: &Lvm, pool: &Uid, paths: &[PathBuf]) -> Result<Inspected, pool::Error> {
+    let (root, system) = (lvm.root(), &*lvm.root().system);
     let (mut seen, mut inspected) = (BTreeSet::new(), Inspected::default());
     let mut rows: Option<Vec<DiskRow>> = None;
     for path in paths {
@@ -289,9 +281,9 @@ fn inspect(
 }
 
 /// Makes a blank disk a physical volume.
-fn prepare(root: &Root, lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
+fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
     if disk.is_begun {
-        begun::clear(&*root.system, &disk.path)?;
+        begun::clear(&*lvm.root().system, &disk.path)?;
     }
     let command = lvm
         .command("pvcreate")?

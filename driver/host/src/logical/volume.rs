@@ -258,7 +258,7 @@ impl VolumeGroup {
     pub fn open_volume(&self, uid: &Uid) -> Result<(LogicalDevice, Image), Error> {
         let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
         let device = match self.open_device(&volume, OFlags::RDWR) {
-            // A kernel without CONFIG_BLK_DEV_WRITE_MOUNTED lets nobody write to a device that is mounted.
+            // A kernel without CONFIG_BLK_DEV_WRITE_MOUNTED does not open a mounted device for writing.
             Err(cause) if cause.is_busy() => self.open_device(&volume, OFlags::RDONLY),
             result => result,
         };

@@ -100,7 +100,7 @@ fn a_volume_that_becomes_whole_while_leftovers_are_removed_is_kept() {
             let (made, is_made) = mpsc::channel();
             let creating = thread::spawn(move || {
                 let image = pool_there.create(&request_there, UNSEEN);
-                // Nobody waits for it any more if it was late.
+                // The hook has stopped waiting if this is late.
                 let _ = made.send(());
                 image
             });
@@ -224,7 +224,7 @@ fn a_group_with_a_copy_of_one_of_its_disks_is_refused_until_the_copy_is_away() {
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
-fn a_device_that_the_kernel_lets_nobody_write_to_is_opened_for_reading() {
+fn a_device_that_the_kernel_does_not_open_for_writing_is_opened_for_reading() {
     let machine = Machine::new();
     let group = Group::blank(&machine, 1);
     let request = block(&machine, "raw");
