@@ -405,7 +405,8 @@ names! {
         ///
         /// Check the disk and its connection.
         ProbeTimedOut,
-        /// The block device under the pool has recorded errors.
+        /// The SCSI or SATA disk under the pool has failed requests since the pool was opened. NVMe and virtio disks have no
+        /// counter of failed requests: only the pool's probe detects their errors.
         ///
         /// Take backups, and replace the disk.
         DeviceErrors,
@@ -423,6 +424,11 @@ names! {
         ///
         /// Free space on the node's disk, or lower `spec.source.image.size`.
         GrowthDoesNotFit,
+        /// Disks that the StoragePool lists are not in the volume group of the pool on this node, because they are not blank, or cannot
+        /// be read or added. The pool works without them.
+        ///
+        /// Wipe a disk on which nothing is needed, as docs/disks.md describes, or remove it from `spec.source.device.paths`.
+        DiskNotAdded,
         /// A reason that this version does not know; the message describes it.
         ///
         /// Follow the message.
@@ -500,7 +506,8 @@ names! {
         NodeMissing,
         /// The Node is gone, and the state of its volumes is unknown.
         ///
-        /// Let the machine join the cluster again under the same name. If it is lost for good, run
+        /// Let the machine join the cluster again under the same name. If it is lost for good, and a volume has a standby copy,
+        /// promote it first: `kubectl cistern promote CLAIM`. `forget-node` deletes that copy. Then run
         /// `kubectl cistern forget-node`.
         NodeGone,
         /// No pod of the node plugin runs on the node.

@@ -13,6 +13,7 @@
 //! one gets header and filesystem when it is staged for the first time. A tool of LVM is never killed: between two of its steps
 //! a device may be suspended.
 
+mod add;
 mod begun;
 mod capacity;
 mod claim;
@@ -32,6 +33,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 
 use cistern_types::Bytes;
 
+pub use self::add::{DisksAdded, DisksLeftOut};
 use self::{command::Lvm, tags::State};
 pub use crate::{
     base_device::LogicalDevice,

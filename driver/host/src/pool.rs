@@ -23,6 +23,7 @@ mod host;
 mod inspection;
 mod known;
 mod layers;
+mod lock;
 pub(crate) mod marker;
 mod open;
 mod owner;
@@ -41,8 +42,15 @@ use std::{
 use cistern_types::Bytes;
 
 pub(crate) use self::{
-    backing::node, broken::has_shut_down, disks::objection_to_path, error::failed,
-    inspection::is_certain, known::join, layers::is_own_file, record::PoolRecord,
+    backing::node,
+    broken::has_shut_down,
+    disks::{number_of, objection_to_path},
+    error::{failed, list},
+    inspection::is_certain,
+    known::join,
+    layers::is_own_file,
+    lock::lock,
+    record::PoolRecord,
 };
 pub use self::{
     broken::Broken,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The interval is short enough for a test and long enough for the disk of a busy machine.
-const OPTIONS: Options = Options {
+pub(crate) const OPTIONS: Options = Options {
     log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
     health_interval: "2s",
     transfer_rate: 0,

@@ -13,6 +13,7 @@ use cistern_crds::{
 };
 use cistern_e2e::{
     ControlPlane, Driver, Folder, LoopDevice,
+    driver::Options,
     process::{checked, dying_with_us},
 };
 use kube::{Api, ResourceExt as _};
@@ -137,9 +138,13 @@ fn run(program: &str, arguments: &[&str]) -> String {
 impl Fixture {
     /// A node without pools. The pool that it gets has its name.
     async fn without_pools(name: &str) -> Self {
+        Self::without_pools_as(name, Options::default()).await
+    }
+
+    async fn without_pools_as(name: &str, options: Options) -> Self {
         let control_plane = ControlPlane::shared().await;
         Self {
-            driver: Driver::start(control_plane, name).await,
+            driver: Driver::start_with(control_plane, name, options).await,
             volumes: Api::all(control_plane.client()),
             name: name.to_owned(),
         }

@@ -53,8 +53,15 @@ impl VolumeGroup {
             }
         };
         let (system, name) = (Arc::clone(&root.system), &name);
-        let (row, disks) = read(&lvm, name)?;
-        let found = record_of(&row, name)?;
+        let (mut row, mut disks) = read(&lvm, name)?;
+        let mut found = record_of(&row, name)?;
+        let _lock;
+        if found.is_none() {
+            // Another pool that names the same group does not become it meanwhile.
+            _lock = pool::lock(root)?;
+            (row, disks) = read(&lvm, name)?;
+            found = record_of(&row, name)?;
+        }
         let record = expected(found.as_ref(), name, claim, expectation)?;
         if found.as_ref() != Some(&record) {
             write(&lvm, name, &row, &record)?;
@@ -135,7 +142,7 @@ impl VolumeGroup {
     }
 
     /// As [`Self::row`], with the disks of the group.
-    fn read(&self) -> Result<(GroupRow, Vec<PathBuf>), Error> {
+    pub(super) fn read(&self) -> Result<(GroupRow, Vec<PathBuf>), Error> {
         let name = &self.name;
         let (row, disks) = read(&self.lvm, name)?;
         match record_of(&row, name)? {

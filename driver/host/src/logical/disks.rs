@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, io, path::PathBuf, slice};
 
 use super::{
-    Unfit, VolumeGroup, begun,
+    Unfit, begun,
     claim::{failed, path_of, unfit},
     command::Lvm,
     report::{DiskRow, GroupTags},
@@ -18,9 +18,10 @@ use crate::{
     cause::Cause,
     id::{Uid, Uuid},
     pool::{
-        self, Candidate, Expectation, PoolClaim, PoolRecord, Unusable, join, node,
+        self, Candidate, Expectation, PoolClaim, PoolRecord, Unusable, join, node, number_of,
         objection_to_path,
     },
+    system::DeviceNumber,
 };
 
 /// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has another one, so
@@ -35,19 +36,20 @@ const EXTENT: &str = "1m";
 
 /// A disk that can become a physical volume of the pool.
 #[derive(Debug)]
-struct BlankDisk {
+pub(super) struct BlankDisk {
     /// The kernel's own name for it.
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// Whether an interrupted call has begun to make it one.
     is_begun: bool,
 }
 
-/// What the disks of a pool are that are in no group of it.
+/// What the disks of a pool are.
 #[derive(Debug, Default)]
-struct Inspected {
-    blank: Vec<BlankDisk>,
-    unusable: Vec<(PathBuf, Unusable)>,
-    unread: Vec<(PathBuf, io::Error)>,
+pub(super) struct Inspected {
+    pub(super) blank: Vec<BlankDisk>,
+    pub(super) unusable: Vec<(PathBuf, Unusable)>,
+    /// Whether they are blank is not known.
+    pub(super) unread: Vec<(PathBuf, io::Error)>,
 }
 
 /// Returns the name of the group of a pool. Makes the group if the pool is new, and there is none.
@@ -71,6 +73,8 @@ pub(super) fn find_or_make(
         let what = format!("the volume group of the pool (listed: {})", join(paths));
         return Err(pool::Error::BackingMissing { what });
     }
+    // Another pool that lists the same disks does not take them meanwhile.
+    let _lock = pool::lock(lvm.root())?;
     make(lvm, claim, paths, stripes)
 }
 
@@ -153,7 +157,7 @@ fn make(
         blank,
         unusable: devices,
         unread,
-    } = inspect(lvm, &claim.uid, paths)?;
+    } = inspect(lvm, &claim.uid, paths, &BTreeSet::new())?;
     if !unread.is_empty() {
         let unread = unread.into_iter();
         return Err(pool::Error::Ambiguous {
@@ -206,32 +210,21 @@ fn make(
     Ok(name)
 }
 
-impl VolumeGroup {
-    /// Adds the blank ones of these disks to a group that Cistern has made, and returns how many. Fails if one cannot be added.
-    pub fn add_disks(&self, paths: &[PathBuf]) -> Result<usize, pool::Error> {
-        let (lvm, name) = (&self.lvm, &self.name);
-        let found = inspect(lvm, self.uid(), paths)?;
-        for disk in &found.blank {
-            let add = || -> Result<(), Cause> {
-                prepare(lvm, self.uid(), disk)?;
-                let command = lvm.command("vgextend")?.operand(name);
-                self.change(&command.operand(&disk.path))?;
-                Ok(lvm.flush(slice::from_ref(&disk.path))?)
-            };
-            let path = disk.path.display();
-            add().map_err(pool::failed(format!("add {path} to volume group {name}")))?;
-            tracing::info!(pool = %self, group = name, disk = %path, "added a disk to the volume group");
-        }
-        Ok(found.blank.len())
-    }
-}
-
-/// Inspects the disks of a pool that are in no volume group.
-fn inspect(lvm: &Lvm, pool: &Uid, paths: &[PathBuf]) -> Result<Inspected, pool::Error> {
+/// Inspects the disks of a pool, without those that are in its group.
+pub(super) fn inspect(
+    lvm: &Lvm,
+    pool: &Uid,
+    paths: &[PathBuf],
+    members: &BTreeSet<DeviceNumber>,
+) -> Result<Inspected, pool::Error> {
     let (root, system) = (lvm.root(), &*lvm.root().system);
     let (mut seen, mut inspected) = (BTreeSet::new(), Inspected::default());
     let mut rows: Option<Vec<DiskRow>> = None;
     for path in paths {
+        // A member is not read: its disk may be broken.
+        if number_of(system, path).is_ok_and(|number| members.contains(&number)) {
+            continue;
+        }
         let (number, objection) = match objection_to_path(root, path) {
             Ok(found) => found,
             Err(Cause::Io(error)) if !pool::is_certain(&error) => {
@@ -281,7 +274,7 @@ fn inspect(lvm: &Lvm, pool: &Uid, paths: &[PathBuf]) -> Result<Inspected, pool::
 }
 
 /// Makes a blank disk a physical volume.
-fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
+pub(super) fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cause> {
     if disk.is_begun {
         begun::clear(&*lvm.root().system, &disk.path)?;
     }

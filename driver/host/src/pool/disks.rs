@@ -18,8 +18,14 @@ use super::{
 use crate::{
     cause::Cause,
     root::Root,
-    system::{DeviceNumber, Disk, OFlags},
+    system::{DeviceNumber, Disk, OFlags, System},
 };
+
+/// The number of the device of a path. Does not open the device.
+pub(crate) fn number_of(system: &dyn System, path: &Path) -> io::Result<DeviceNumber> {
+    let file = system.open_following(path, OFlags::PATH)?;
+    Ok(system.stat(file.as_fd())?.node)
+}
 
 /// Why the device of a path is not blank; None if it is blank and nothing holds it. Fails if it cannot be inspected.
 pub(crate) fn objection_to_path(
@@ -47,9 +53,8 @@ impl Root {
     ) -> io::Result<Vec<PathBuf>> {
         let mut others = BTreeSet::new();
         for path in except {
-            let found = self.system.open_following(path, OFlags::PATH);
-            match found.and_then(|device| self.system.stat(device.as_fd())) {
-                Ok(stat) => _ = others.insert(stat.node),
+            match number_of(&*self.system, path) {
+                Ok(number) => _ = others.insert(number),
                 Err(error) if has_no_content(&error) => {}
                 Err(error) => return Err(error),
             }

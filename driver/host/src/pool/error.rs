@@ -223,7 +223,8 @@ fn list_or(devices: &[(PathBuf, impl fmt::Display)], nothing: &str) -> String {
     list(devices)
 }
 
-pub(super) fn list(devices: &[(PathBuf, impl fmt::Display)]) -> String {
+/// Devices for a message, each with what is known of it.
+pub(crate) fn list(devices: &[(PathBuf, impl fmt::Display)]) -> String {
     let line = |(path, why): &(PathBuf, _)| format!("{}: {why}", path.display());
     devices.iter().map(line).collect::<Vec<_>>().join("; ")
 }

@@ -6,25 +6,20 @@ use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use cistern_types::{Bytes, FilesystemType, size::GIB};
 
-use super::{Conflict, Error, Expectation, backing::Backing, failed, folder::Folder, host};
+use super::{Conflict, Error, Expectation, backing::Backing, failed, folder::Folder, host, lock};
 use crate::{
     allocation::Missing,
     cause::Cause,
     id::{Uid, Uuid},
     loopdev, mkfs,
-    patience::until_within,
     root::Root,
     superblock,
     system::{FileId, OFlags, System},
 };
-
-/// How long a pool waits for another pool that allocates space of the host's filesystem.
-const TURN: Duration = Duration::from_secs(10);
 
 pub(crate) fn name(pool: &Uid) -> String {
     format!("{pool}.img")
@@ -175,7 +170,7 @@ pub(super) fn allocate(
         return Ok(());
     }
     // No other pool allocates space until the file has its own.
-    let _turn = turn(root)?;
+    let _lock = lock(root)?;
     let space = system.space(folder.existing()?).map_err(failed)?;
     let kept_percent = if size > before { root.kept_percent } else { 0 };
     let kept = Bytes(space.size).percent(kept_percent);
@@ -196,24 +191,6 @@ pub(super) fn allocate(
         Err(error) if is_full(&error) => Err(full(Bytes(1))),
         result => result.and_then(|()| system.sync(file)).map_err(failed),
     }
-}
-
-/// Waits until no other pool allocates space of a filesystem of the host. No other pool does while the
-/// returned lock is held. It is that of the folder of the pools whatever directory a pool is in, because two
-/// directories may be on one filesystem.
-fn turn(root: &Root) -> Result<OwnedFd, Error> {
-    let folder = root.pools_path();
-    let lock = |error: io::Error| failed(format!("lock {}", folder.display()))(error);
-    let pools = root.open_pools().map_err(lock)?;
-    let is_answer = |locked: &io::Result<bool>| !matches!(locked, Ok(false));
-    let locked = until_within(TURN, || root.system.try_lock(pools.as_fd()), is_answer);
-    if locked.map_err(lock)? {
-        return Ok(pools);
-    }
-    Err(lock(io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "another pool is allocating space of a filesystem of the host; this is retried",
-    )))
 }
 
 fn is_full(error: &io::Error) -> bool {

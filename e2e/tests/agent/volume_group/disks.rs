@@ -1,15 +1,15 @@
 //! Pools that are volume groups which Cistern makes of blank disks.
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, condition,
+    Bytes, ConditionType, NodePool, NodePoolStatus, condition,
     pool::{DeviceEngine, DeviceSource, PoolSource},
     testing::node_pool,
 };
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
-use super::{Group, names};
-use crate::{Fixture, SOON, node_service::KubeletVolume, pools::is_not_ready};
+use super::{Group, names, run};
+use crate::{Fixture, SOON, health::OPTIONS, node_service::KubeletVolume, pools::is_not_ready};
 
 const SMALL: Bytes = Bytes::mib(64);
 
@@ -51,7 +51,7 @@ async fn a_pool_is_made_of_a_blank_disk_takes_another_that_is_listed_later_and_c
 
     let both = pool_of(&node, &group, 2, None);
     node.driver.set_pools(vec![both.clone()]).await;
-    let is_larger = |pool: &cistern_crds::NodePoolStatus| pool.usable.0 == 2 * one.usable.0;
+    let is_larger = |pool: &NodePoolStatus| pool.usable.0 == 2 * one.usable.0;
     node.pool_until("to have both disks", is_larger).await;
     // It has room on one disk only together with the other.
     let large = node.thick_volume("large", one.usable.saturating_add(SMALL));
@@ -80,6 +80,39 @@ async fn a_pool_is_made_of_a_blank_disk_takes_another_that_is_listed_later_and_c
     node.driver.set_pools(vec![both]).await;
     let again = node.driver.ready_pool(&node.name).await;
     assert_eq!(again.filesystem_uuid, one.filesystem_uuid);
+    node.finish().await;
+}
+
+#[tokio::test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+async fn a_listed_disk_that_cannot_join_is_reported_until_it_is_wiped_and_the_pool_works() {
+    let node = Fixture::without_pools_as("agent-disks-left-out", OPTIONS).await;
+    let mut group = Group::of_disks(&node.name);
+    let second = group.paths()[1].to_owned();
+    run("mkfs.ext4", &["-q", &second]);
+    node.add_pool(pool_of(&node, &group, 2, None)).await;
+    let left_out = |pool: &NodePoolStatus| {
+        let healthy = condition::find(&pool.conditions, ConditionType::Healthy);
+        pool.is_ready() && healthy.is_some_and(|it| it.reason == "DiskNotAdded")
+    };
+    let pool = node.pool_until("to report DiskNotAdded", left_out).await;
+    let healthy = condition::find(&pool.conditions, ConditionType::Healthy).unwrap();
+    let expected = format!(
+        "pool {0} on node {0}: 1 of its disks is not in its volume group: {second}: it holds ext4",
+        node.name
+    );
+    assert!(healthy.message.starts_with(&expected), "{healthy:?}");
+    group.find_name();
+    let object = node.create_ready(&node.thick_volume("one", SMALL)).await;
+
+    run("wipefs", &["--quiet", "--all", &second]);
+    node.look_again().await;
+    let is_whole = |found: &NodePoolStatus| {
+        found.usable.0 == 2 * pool.usable.0
+            && condition::holds(&found.conditions, ConditionType::Healthy)
+    };
+    node.pool_until("to have both disks", is_whole).await;
+    node.remove_from(&group, &object).await;
     node.finish().await;
 }
 

@@ -1,11 +1,16 @@
 //! Volume groups that Cistern makes of blank disks.
 
-use std::{os::unix::fs::FileExt as _, path::PathBuf};
+use std::{
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::PathBuf,
+    thread,
+};
 
 use cistern_host::{
     Expectation, ImageRequest, Root,
     logical::{GroupSource, VolumeGroup},
     pool::{self, Owner, PoolClaim},
+    system::OFlags,
 };
 use cistern_types::Bytes;
 
@@ -41,6 +46,20 @@ impl Disks {
             paths: self.paths(),
             stripes: self.stripes,
         }
+    }
+
+    /// Opens the pool as one that lists only some of the disks.
+    fn open_of(
+        &self,
+        paths: &[PathBuf],
+        root: &Root,
+        expectation: Expectation,
+    ) -> Result<VolumeGroup, pool::Error> {
+        let source = GroupSource::Disks {
+            paths: paths.to_vec(),
+            stripes: self.stripes,
+        };
+        VolumeGroup::open(root, &source, &self.claim, expectation)
     }
 
     fn open(&self, root: &Root, expectation: Expectation) -> Result<VolumeGroup, pool::Error> {
@@ -161,16 +180,115 @@ fn a_disk_that_becomes_blank_joins_the_group_and_the_volumes_stay() {
     let request = block(&machine, "raw");
     let made = must(pool.create(&request, UNSEEN));
     let before = must(pool.statistics());
-    assert_eq!(must(pool.add_disks(&disks.paths())), 0);
+    let added = must(pool.add_disks(&disks.paths()));
+    let expected = format!(
+        "1 of its disks is not in its volume group: {}: its first MiB is not zeros: if nothing on it is needed, overwrite that \
+         with zeros",
+        disks.all[1].path()
+    );
+    assert_eq!((added.count, added.left_out.to_string()), (0, expected));
+    assert!(added.left_out.failed().is_empty());
     assert_eq!(must(pool.statistics()), before);
     disks.all[1].clear();
-    assert_eq!(must(pool.add_disks(&disks.paths())), 1);
-    assert_eq!(must(pool.add_disks(&disks.paths())), 0);
+    for count in [1, 0] {
+        let added = must(pool.add_disks(&disks.paths()));
+        assert!(added.left_out.is_empty(), "{}", added.left_out);
+        assert_eq!(added.count, count);
+    }
     let larger = must(disks.open(&machine.root(), known(&pool)));
     let after = must(larger.statistics());
     assert_eq!(after.size.0, 2 * before.size.0);
     assert_eq!(must(larger.volumes()), [made]);
     must(larger.remove(&request.uid));
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_disk_that_something_else_holds_is_named_and_the_disks_after_it_join() {
+    let machine = Machine::new();
+    let disks = Disks::new(&machine, 3, 1);
+    let (first, others) = (&disks.paths()[..1], &disks.paths()[1..]);
+    let pool = must(disks.open_of(first, &machine.root(), Expectation::New));
+    let exclusively = OFlags::EXCL.bits().cast_signed();
+    let mut options = std::fs::OpenOptions::new();
+    let holder = options
+        .read(true)
+        .custom_flags(exclusively)
+        .open(disks.all[1].path());
+    let added = must(pool.add_disks(others));
+    let expected = format!(
+        "1 of its disks is not in its volume group: {}: something else holds it",
+        disks.all[1].path()
+    );
+    assert_eq!((added.count, added.left_out.to_string()), (1, expected));
+    drop(holder.unwrap());
+    let added = must(pool.add_disks(others));
+    assert_eq!((added.count, added.left_out.is_empty()), (1, true));
+    assert_eq!(disks.report("pvs", "pv_name").len(), 3);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r15_an_error_at_any_call_that_adds_a_disk_is_recovered_by_the_next_attempt() {
+    let machine = Machine::new();
+    let disks = Disks::new(&machine, 2, 1);
+    let (first, second) = (&disks.paths()[..1], &disks.paths()[1..]);
+    let (system, faulty) = machine.faulty();
+    let pool = must(disks.open_of(first, &faulty, Expectation::New));
+    for at in sampled(4, 400) {
+        system.fail_in(at);
+        let added = pool.add_disks(second);
+        let is_over = !system.has_failed();
+        match &added {
+            Ok(added) => assert_eq!(added.left_out.is_empty(), added.count == 1),
+            Err(error) => assert!(!is_over, "{error}"),
+        }
+        must(pool.check());
+        let again = must(pool.add_disks(second));
+        assert!(again.left_out.is_empty(), "{}", again.left_out);
+        assert_eq!(disks.report("vgs", "pv_count"), ["2"]);
+        if is_over {
+            assert!(at > 10, "{at} calls");
+            return;
+        }
+        disks.lvm("vgreduce", &[pool.name(), disks.all[1].path()]);
+        disks.all[1].clear();
+    }
+    panic!("too many calls");
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn r12_of_two_pools_that_take_the_same_disks_at_the_same_time_one_gets_them() {
+    let machine = Machine::new();
+    let disks = Disks::new(&machine, 2, 1);
+    let other = PoolClaim {
+        uid: machine.uid("other-pool"),
+        name: "other".to_owned(),
+        ..claim()
+    };
+    let claims = [&disks.claim, &other];
+    let opened = thread::scope(|scope| {
+        let open = |claim| {
+            let (root, source) = (machine.root(), disks.source());
+            scope.spawn(move || VolumeGroup::open(&root, &source, claim, Expectation::New))
+        };
+        claims.map(open).map(|it| it.join().unwrap())
+    });
+    let mut made = Vec::new();
+    for (claim, opened) in claims.into_iter().zip(opened) {
+        match opened {
+            Ok(pool) => made.push((claim, pool)),
+            Err(pool::Error::NoUsableDevice { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let [(claim, pool)] = &made[..] else {
+        panic!("{made:?}");
+    };
+    assert_eq!(disks.report("vgs", "pv_count"), ["2"]);
+    let again = VolumeGroup::open(&machine.root(), &disks.source(), claim, known(pool));
+    assert_eq!(must(again).uid(), &claim.uid);
 }
 
 #[test]

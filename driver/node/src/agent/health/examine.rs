@@ -42,14 +42,14 @@ pub(super) async fn pool(agent: &Agent, pool_state: &PoolState, deadline: Durati
 
 async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
     let pool = &pool_state.spec.name;
-    let permit = PoolPlace {
+    let place = PoolPlace {
         pool,
         node: &agent.node.name,
     };
     let (reported, now) = (reported_of_pool(agent, pool), (agent.node.now)());
     let Some(usable) = pool_state.open() else {
         let seen = match &pool_state.found {
-            PoolAvailability::Unusable { why, .. } => pool_judgement::of_closed(permit, why),
+            PoolAvailability::Unusable { why, .. } => pool_judgement::of_closed(place, why),
             PoolAvailability::Usable(_) | PoolAvailability::Gone => None,
         };
         let seen = (seen.into_iter().collect(), Visibility::Full);
@@ -65,10 +65,10 @@ async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
             let troubles = vitals.troubles.len();
             tracing::debug!(pool, troubles, "probed the pool");
             let was_nearly_full = agent.health.reports(pool, Reason::NearlyFull);
-            let (mut seen, visibility) =
-                pool_judgement::of_vitals(permit, &vitals, was_nearly_full);
+            let (mut seen, visibility) = pool_judgement::of_vitals(place, &vitals, was_nearly_full);
             let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());
-            seen.extend(shortage.map(|it| pool_judgement::of_shortage(permit, it)));
+            seen.extend(shortage.map(|it| pool_judgement::of_shortage(place, it)));
+            seen.extend(pool_judgement::of_left_out(place, &usable.left_out));
             let has_changed = vitals.troubles.iter().any(pool_judgement::is_of_opening);
             if agent
                 .health

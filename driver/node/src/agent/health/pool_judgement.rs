@@ -7,6 +7,7 @@ use std::fmt;
 use cistern_crds::{Explanation, PoolSeverity, Reason};
 use cistern_host::{
     health::{Fill, PoolTrouble, PoolVitals},
+    logical::DisksLeftOut,
     pool::Shortage,
 };
 
@@ -193,6 +194,22 @@ pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Observation<Poo
             "the pool goes on as it is until there is space, or spec.source.image.size is lowered",
         ),
     )
+}
+
+/// The problem of a pool that lists disks which are not in its volume group.
+pub fn of_left_out(
+    place: PoolPlace<'_>,
+    disks: &DisksLeftOut,
+) -> Option<Observation<PoolSeverity>> {
+    let advice = "the pool works without them: if nothing on a disk is needed, wipe it, and else remove it from \
+                  spec.source.device.paths";
+    (!disks.is_empty()).then(|| Observation {
+        severity: PoolSeverity::Degraded,
+        reason: Reason::DiskNotAdded,
+        message: place.says(disks, advice),
+        // A disk that has just been inserted may be held for a moment.
+        certainty: Certainty::MayPass,
+    })
 }
 
 #[cfg(test)]

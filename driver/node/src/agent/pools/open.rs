@@ -9,7 +9,7 @@ use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
     Engine, Expectation, Root, image,
-    logical::{GroupSource, VolumeGroup},
+    logical::{DisksLeftOut, GroupSource, VolumeGroup},
     pool::{self, Broken, GroupError, Unfit},
 };
 
@@ -119,8 +119,8 @@ fn open(
         // A pool that fails its check is reopened, and mounted if it is not.
         match usable.pool.check() {
             Ok(()) => {
-                add_disks(root, desired, &*usable.pool);
-                return survey(usable.pool, images, spec);
+                let left_out = add_disks(root, desired, &*usable.pool);
+                return survey(usable.pool, images, left_out, spec);
             }
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
@@ -135,31 +135,44 @@ fn open(
             Arc::new(VolumeGroup::open(root, &source, &claim, expectation)?)
         }
     };
-    add_disks(root, desired, &*pool);
-    survey(pool, images, spec)
+    let left_out = add_disks(root, desired, &*pool);
+    survey(pool, images, left_out, spec)
 }
 
-/// Adds blank disks to a pool that is a volume group of its own disks. If that fails, the pool is as good as before.
-fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) {
+/// Adds blank disks to a pool that is a volume group of its own disks. If that fails, the pool is as good as before. Returns
+/// the listed disks that are not in the group.
+fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> DisksLeftOut {
     let Some(group) = pool.group() else {
-        return;
+        return DisksLeftOut::default();
     };
     let added = match declaration(root, desired).map_err(Error::from) {
         Ok(Declared::Group {
             source: GroupSource::Disks { paths, .. },
             ..
         }) => group.add_disks(&paths).map_err(Error::from),
-        Ok(_) => return,
+        Ok(_) => return DisksLeftOut::default(),
         Err(error) => Err(error),
     };
-    if let Err(error) = added {
-        tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
+    let device = desired.spec.source.device.as_ref();
+    match added {
+        // A selector means the blank disks that match it.
+        Ok(added) if device.is_some_and(|it| it.selector.is_some()) => added.left_out.failed(),
+        Ok(added) => added.left_out,
+        Err(error) => {
+            tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
+            DisksLeftOut::default()
+        }
     }
 }
 
 /// Reads the statistics and images of an open pool. Resizes its file as declared if there is room,
 /// and removes unfinished images.
-fn survey(pool: Arc<dyn Engine>, images: Arc<Images>, spec: &NodePool) -> Result<Usable, Error> {
+fn survey(
+    pool: Arc<dyn Engine>,
+    images: Arc<Images>,
+    left_out: DisksLeftOut,
+    spec: &NodePool,
+) -> Result<Usable, Error> {
     let file = match (&spec.source.image, pool.images()) {
         (Some(image), Some(pool)) => Some(pool.resize_file(image.size)?),
         (Some(_), None) | (None, _) => None,
@@ -190,6 +203,7 @@ fn survey(pool: Arc<dyn Engine>, images: Arc<Images>, spec: &NodePool) -> Result
     Ok(Usable {
         statistics: pool.statistics()?,
         file,
+        left_out: Arc::new(left_out),
         images,
         strays,
         pool,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cistern_crds::{Bytes, Explanation, NodePool, PoolOwner, Reason};
-use cistern_host::{Engine, PoolStatistics, Stray, pool::PoolFile};
+use cistern_host::{Engine, PoolStatistics, Stray, logical::DisksLeftOut, pool::PoolFile};
 
 use super::images::Images;
 
@@ -43,6 +43,8 @@ pub struct Usable {
     pub statistics: PoolStatistics,
     /// Its backing file, if the source is an image.
     pub file: Option<PoolFile>,
+    /// The listed disks that are not in its volume group.
+    pub left_out: Arc<DisksLeftOut>,
     /// The images in it.
     pub images: Arc<Images>,
     /// Foreign files in the pool.
