@@ -15,12 +15,16 @@ deadline=5000
 console=$cache/logs/vm-$(basename "$0")-console.log
 work=
 system=
+# Variables of the tests in the guest.
+guest_environment=
 read -ra tool_packages < <(packages_of guest)
 
 # The console is kept beside the steps' logs.
 on_exit() {
   [ -n "$work" ] || return 0
   if [ -e "$work/console" ]; then mv "$work/console" "$console"; fi
+  # The disk of run-killed.
+  if mountpoint -q "$work/mount"; then umount --lazy "$work/mount"; fi
   rm -rf "$work"
   return 0
 }
@@ -102,6 +106,15 @@ copy_modules() {
 # pack FOLDER: the archive that a kernel unpacks, with everything root's.
 pack() { (cd "$1" && find . | busybox cpio -o -H newc -R 0:0); }
 
+# build_host_tests ARTIFACTS: the tests of driver/host and driver/node, and what they start. The whole workspace, so that
+# dependencies have the features that they have for the unit tests.
+build_host_tests() {
+  cd "$checkout"
+  cargo test --workspace --features cistern-host/host-tests,cistern-node/host-tests --test host --test node --locked \
+    --no-run --message-format json >"$1"
+  cargo build --package failing-disk --locked --message-format json >>"$1"
+}
+
 # add_tests ARTIFACTS ARGUMENT...: the programs of a list by cargo, where cargo has put them (one starts the other by its
 # path), and a script that runs those that are tests. A test that fails says why at once: the end may not come.
 add_tests() {
@@ -130,18 +143,22 @@ start_guest() {
   timeout --kill-after 5 "$deadline" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 4096 \
     -nodefaults -no-user-config -no-reboot -display none \
     -chardev "stdio,id=console,signal=off,logfile=$work/console" -serial chardev:console \
-    -kernel "$system/kernel" -initrd "$work/memory" -append 'console=ttyS0 quiet panic=-1 oops=panic' "$@" </dev/null &
+    -kernel "$system/kernel" -initrd "$work/memory" -append "console=ttyS0 quiet panic=-1 oops=panic $guest_environment" "$@" </dev/null &
 }
 
-# run_guest COUNT OPTION...: runs the tests, of which at least COUNT must pass, so that a filter that matches no test fails.
-# The options are QEMU's.
+# run_guest COUNT OPTION...: runs the tests, of which at least COUNT must pass. The options are QEMU's.
 run_guest() {
-  local expected=$1 started=$SECONDS ended=0 status passed
-  shift
   set -m
-  start_guest "$@"
+  start_guest "${@:2}"
   running_step=$!
   set +m
+  end_guest "$1"
+}
+
+# end_guest COUNT: waits for the end of the tests, of which at least COUNT must pass, so that a filter that matches no test
+# fails.
+end_guest() {
+  local started=$SECONDS ended=0 status passed
   wait "$running_step" || ended=$?
   running_step=
   say "==> the guest  ($((SECONDS - started)) s; its console: $console)"
@@ -151,5 +168,5 @@ run_guest() {
   [ -n "$status" ] || fail "the guest ended before its tests; did its kernel panic?"
   [ "$status" = 0 ] || exit "$status"
   passed=$(sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$work/console" | awk '{ sum += $1 } END { print sum + 0 }')
-  [ "$passed" -ge "$expected" ] || fail "$passed tests have passed, and at least $expected have to"
+  [ "$passed" -ge "$1" ] || fail "$passed tests have passed, and at least $1 have to"
 }

@@ -12,6 +12,7 @@
 //! kernel aborts its connection, as by `/sys/fs/fuse/connections/<minor>/abort` (which needs fusectl
 //! to be mounted): whoever waits for the disk gets an error, and all can be unmounted.
 
+mod cut;
 mod journal;
 
 use std::{
@@ -24,7 +25,10 @@ use std::{
 
 use rustix::mount::{UnmountFlags, unmount};
 
-pub use self::journal::{Change, journal_file};
+pub use self::{
+    cut::{Rest, flushed},
+    journal::{Change, journal_file},
+};
 
 /// Name of the one file that is served.
 pub const NAME: &str = "disk";

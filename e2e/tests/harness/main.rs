@@ -62,6 +62,14 @@ fn a_test_that_fails_hides_no_other_in_any_lane() {
     let (all, stopping): (Vec<&str>, Vec<&str>) =
         lanes.partition(|line| line.contains("--no-fail-fast"));
     assert!(all.len() >= 4 && stopping.is_empty(), "{stopping:?}");
+    // A failed lint or unit test does not end the run before the lanes.
+    assert!(steps.contains("\n  check || status=1\n"));
+    let check = steps.split("\ncheck() {").nth(1).unwrap();
+    let runs = check.split("\n}").next().unwrap().replace("\\\n", "");
+    for line in runs.lines().filter(|line| line.starts_with("  run ")) {
+        let goes_on = line.ends_with(" || status=1") || line.ends_with(" || return 1");
+        assert!(goes_on, "{line}");
+    }
 }
 
 #[tokio::test]

@@ -62,25 +62,12 @@ pub(crate) const DISK_SIZE: Bytes = Bytes::gib(8);
 pub(crate) struct Machine {
     pub(crate) folder: PathBuf,
     pub(crate) system: Arc<dyn System>,
-    _remove: tempfile::TempDir,
+    _remove: Option<tempfile::TempDir>,
 }
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "these tests need root: they mount filesystems"
-        );
-        #[expect(
-            unsafe_code,
-            reason = "a mount namespace shares nothing with memory safety"
-        )]
-        // SAFETY: no descriptor table is unshared.
-        unsafe {
-            rustix::thread::unshare_unsafe(UnshareFlags::NEWNS).unwrap();
-        }
-        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        mount_change("/", private).unwrap();
+        Self::unshare_mounts();
         // On a disk of its own, so that the free space of the machine's disk does not matter.
         let outside = tempfile::tempdir_in("/var/tmp").unwrap();
         let (disk, folder) = (outside.path().join("disk"), outside.path().join("host"));
@@ -96,8 +83,38 @@ impl Machine {
         Self {
             system: linux(&folder),
             folder,
-            _remove: outside,
+            _remove: Some(outside),
         }
+    }
+
+    /// A machine with a given folder, whose UIDs are the same each time. The folder must not exist.
+    pub(crate) fn at(folder: PathBuf) -> Self {
+        Self::unshare_mounts();
+        for path in ["root", "kubelet"] {
+            fs::create_dir_all(folder.join(path)).unwrap();
+        }
+        Self {
+            system: linux(&folder),
+            folder,
+            _remove: None,
+        }
+    }
+
+    fn unshare_mounts() {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests need root: they mount filesystems"
+        );
+        #[expect(
+            unsafe_code,
+            reason = "a mount namespace shares nothing with memory safety"
+        )]
+        // SAFETY: no descriptor table is unshared.
+        unsafe {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWNS).unwrap();
+        }
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).unwrap();
     }
 
     pub(crate) fn root(&self) -> Root {

@@ -4,6 +4,7 @@
 //! in full or not at all, and succeeds when it is repeated.
 
 pub(crate) mod cuts;
+mod killed;
 mod operations;
 pub(crate) mod recording;
 

@@ -17,7 +17,10 @@ use cistern_host::{
     udev::{HostRule, host_rule},
 };
 use cistern_types::Bytes;
-use rustix::fs::{major, minor};
+use rustix::{
+    fs::{major, minor},
+    process::{Pid, Signal, kill_process},
+};
 
 use crate::{
     block::Mapped,
@@ -52,25 +55,30 @@ impl Udev {
             daemon: daemon.unwrap(),
             _alone: alone.unwrap_or_else(PoisonError::into_inner),
         };
-        eventually("udev", || control("--ping"));
+        eventually("udev", is_running);
         udev
     }
-}
 
-/// Sends udev a command; false if it does not answer.
-fn control(command: &str) -> bool {
-    #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
-    let output = Command::new("udevadm").args(["control", command]).output();
-    output.unwrap().status.success()
-}
-
-fn set_rule(is_there: bool) {
-    let _ = fs::remove_file(PATH);
-    if is_there {
-        fs::write(PATH, RULE).unwrap();
+    /// Sends it a signal. On a busy machine it loses commands: it ignores what is sent between its accept(2) of a connection and
+    /// its request for the sender's credentials.
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.daemon), signal).unwrap();
     }
-    assert!(control("--reload"));
-    settle();
+
+    fn set_rule(&self, is_there: bool) {
+        let _ = fs::remove_file(PATH);
+        if is_there {
+            fs::write(PATH, RULE).unwrap();
+        }
+        self.signal(Signal::HUP);
+        settle();
+    }
+}
+
+fn is_running() -> bool {
+    #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+    let output = Command::new("udevadm").args(["control", "--ping"]).output();
+    output.unwrap().status.success()
 }
 
 /// Waits until udev has handled all events, and what they have caused.
@@ -81,9 +89,7 @@ fn settle() {
 impl Drop for Udev {
     fn drop(&mut self) {
         let _ = fs::remove_file(PATH);
-        if !control("--exit") {
-            let _ = self.daemon.kill();
-        }
+        self.signal(Signal::TERM);
         let _ = self.daemon.wait();
     }
 }
@@ -173,32 +179,32 @@ fn new_uuid() -> String {
 /// Lets a pod write to plain and encrypted volumes, and attaches them again: with the rule of Cistern the host does nothing.
 /// Without it the host acts, which `acts` shows and undoes.
 fn check(write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
-    let _udev = Udev::start();
-    check_with(&Fixture::images(), &write, &acts);
-    check_with(&Fixture::images().encrypted(), &write, &acts);
+    let udev = Udev::start();
+    check_with(&udev, &Fixture::images(), &write, &acts);
+    check_with(&udev, &Fixture::images().encrypted(), &write, &acts);
     // The node plugin reports whether the host has the rule.
     for (has_rule, seen) in [(true, HostRule::Installed), (false, HostRule::Missing)] {
-        set_rule(has_rule);
+        udev.set_rule(has_rule);
         run("udevadm", &["trigger", "--settle", "/dev/loop-control"]);
         assert_eq!(host_rule().unwrap(), seen);
     }
 }
 
 /// As [`check`], with one volume.
-fn check_with(fixture: &Fixture, write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
+fn check_with(udev: &Udev, fixture: &Fixture, write: impl Fn(&str), acts: impl Fn(&Volume<'_>)) {
     let machine = &fixture.machine;
     let loops = machine.inventory().loops.len();
     let volume = Volume::new(fixture);
-    set_rule(true);
+    udev.set_rule(true);
     volume.stage();
     write(&volume.device());
     must(volume.unstage());
 
-    set_rule(false);
+    udev.set_rule(false);
     volume.stage();
     acts(&volume);
     // The rule is installed while the volume is attached.
-    set_rule(true);
+    udev.set_rule(true);
     run("udevadm", &["trigger", "--settle", &volume.device()]);
     is_not_examined(&volume.device());
     must(volume.unstage());
@@ -264,9 +270,9 @@ fn an_array_in_a_raw_block_volume_is_assembled_by_the_host_only_without_the_rule
 #[test]
 #[ignore = "needs udev and device-mapper in a machine of its own"]
 fn an_array_in_a_logical_volume_is_assembled_by_the_host_only_without_the_rule() {
-    let _udev = Udev::start();
+    let udev = Udev::start();
     let fixture = Fixture::logical_volumes();
-    check_with(&fixture, write_array, is_assembled);
+    check_with(&udev, &fixture, write_array, is_assembled);
     // The rule is there, and the host knows what is in its own logical volumes, but not in one that an expansion makes.
     let growth = format!("cistern-{}-growth", new_uuid());
     for (name, is_known) in [("data", true), ("cistern-data", true), (&growth, false)] {
@@ -287,17 +293,17 @@ fn an_array_in_a_logical_volume_is_assembled_by_the_host_only_without_the_rule()
 #[test]
 #[ignore = "needs udev and device-mapper in a machine of its own"]
 fn an_array_is_assembled_on_the_loop_device_of_kubelet_only_without_the_rule() {
-    let _udev = Udev::start();
+    let udev = Udev::start();
     for fixture in [Fixture::images, Fixture::logical_volumes] {
         let fixture = fixture();
         let volume = Volume::new(&fixture);
         // Nothing has examined the volume's own device.
-        set_rule(true);
+        udev.set_rule(true);
         volume.stage();
         write_array(&volume.device());
         let target = fixture.start_block_pod(&volume.image, &volume.staging);
         for has_rule in [false, true] {
-            set_rule(has_rule);
+            udev.set_rule(has_rule);
             let mapped = Mapped::new(&fixture.machine, &target);
             settle();
             let holders = mapped.lock.replace("/dev", "/sys/block") + "/holders";

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use failing_disk::Change;
+use failing_disk::{Change, Rest, flushed};
 use proptest::{
     prelude::RngExt as _,
     test_runner::{RngAlgorithm, TestRng},
@@ -15,21 +15,8 @@ use proptest::{
 
 use crate::{failing::text, harness::run};
 
-/// Bytes that the disk writes in full or not at all.
-const BLOCK: usize = 4096;
-
 /// What all randomness follows from.
 const SEED: u8 = 7;
-
-/// What of the changes after the last flush is on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
-    None,
-    /// The first ones, up to a random one.
-    Beginning,
-    /// Random blocks of random ones.
-    Part,
-}
 
 /// What is random of a power cut.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +78,7 @@ impl Cuts {
         times.sort_unstable();
         times.dedup();
         let cuts = times.into_iter().flat_map(|at| {
-            let flushed = (0..at).rfind(|at| is_flush(*at)).map_or(0, |last| last + 1);
+            let flushed = flushed(&changes[..at]);
             let random = match at - flushed {
                 0 => &[][..],
                 1 => &[Rest::Part],
@@ -129,50 +116,11 @@ impl Cuts {
         copy(&self.base, to);
         let disk = open(to);
         let rest = &self.changes[cut.flushed..cut.at];
-        match cut.rest {
-            Rest::None => {}
-            Rest::Beginning => {
-                let count = self.random.random_range(1..=rest.len());
-                for change in &rest[..count] {
-                    change.apply(&disk).unwrap();
-                }
-            }
-            Rest::Part => {
-                let beginning = self.random.random_range(0..=rest.len());
-                for (index, change) in rest.iter().enumerate() {
-                    let is_ordered = self.is_ordered(change);
-                    for block in blocks(change) {
-                        let is_there = if is_ordered {
-                            index < beginning
-                        } else {
-                            self.random.random_bool(0.5)
-                        };
-                        if is_there {
-                            block.apply(&disk).unwrap();
-                        }
-                    }
-                }
-            }
-        }
+        let random = |below| self.random.random_range(0..below);
+        let applied = cut.rest.apply(rest, &disk, self.ordered, random);
+        applied.unwrap();
         Some(cut)
     }
-
-    fn is_ordered(&self, change: &Change) -> bool {
-        matches!(change, Change::Write { offset, .. } if *offset < self.ordered)
-    }
-}
-
-/// The changes into which a power cut can divide a change.
-fn blocks(change: &Change) -> Vec<Change> {
-    let Change::Write { offset, data } = change else {
-        return vec![change.clone()];
-    };
-    let blocks = data.chunks(BLOCK).zip((*offset..).step_by(BLOCK));
-    let block = |(data, offset): (&[u8], u64)| Change::Write {
-        offset,
-        data: data.to_vec(),
-    };
-    blocks.map(block).collect()
 }
 
 /// Copies what a disk holds.
