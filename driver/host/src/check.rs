@@ -12,7 +12,7 @@ use cistern_types::Bytes;
 
 use crate::{
     cause::Cause,
-    command::{Command, Limits, STDIN},
+    command::{Command, ResourceLimits, STDIN},
     progress::{self, Progress},
     system::System,
 };
@@ -21,7 +21,7 @@ use crate::{
 const DEADLINE: Duration = Duration::from_hours(6);
 /// Limits of a check or growth on the node. Its demand depends on the tenant who wrote the
 /// filesystem. Two at a time leave enough of the memory limit in the manifest to the agent.
-pub(crate) const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: ResourceLimits = ResourceLimits {
     address_space: Bytes::mib(192),
     cpu: Duration::from_hours(1),
 };
@@ -206,7 +206,7 @@ mod tests {
         let mut is_too_large = false;
         // The memory of e2fsck itself depends on its libraries.
         for address_space in (3 << 20..64 << 20).step_by(128 << 10).map(Bytes) {
-            let limits = Limits {
+            let limits = ResourceLimits {
                 address_space,
                 ..LIMITS
             };

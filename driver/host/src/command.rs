@@ -54,14 +54,14 @@ const CPU_GRACE: Duration = Duration::from_secs(5);
 
 /// Resource limits of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct ResourceLimits {
     /// Address space of its process in bytes.
     pub address_space: Bytes,
     /// Processor time of its process, in whole seconds.
     pub cpu: Duration,
 }
 
-impl Limits {
+impl ResourceLimits {
     /// Options of prlimit(1), which sets the limits before it executes the tool.
     fn options(self) -> [String; 4] {
         let cpu = self.cpu.as_secs();
@@ -81,7 +81,7 @@ pub struct Command {
     args: Vec<OsString>,
     operands: Vec<OsString>,
     deadline: Duration,
-    limits: Option<Limits>,
+    limits: Option<ResourceLimits>,
     is_killed: bool,
     /// Bytes of its standard output that are kept.
     output_limit: u64,
@@ -204,7 +204,7 @@ impl Command {
 
     /// Sets resource limits.
     #[must_use]
-    pub(crate) fn limited(mut self, limits: Limits) -> Self {
+    pub(crate) fn limited(mut self, limits: ResourceLimits) -> Self {
         self.limits = Some(limits);
         self
     }
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(output.stderr.len() as u64, OUTPUT_LIMIT);
     }
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: ResourceLimits = ResourceLimits {
         address_space: Bytes::mib(512),
         cpu: Duration::from_secs(1),
     };
@@ -512,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_tool_gets_no_more_memory_than_it_may_have() {
-        let limits = Limits {
+        let limits = ResourceLimits {
             address_space: Bytes::mib(64),
             ..LIMITS
         };

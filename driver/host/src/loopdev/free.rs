@@ -23,9 +23,9 @@ pub(super) const ATTEMPTS: u32 = 64;
 static RESERVED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// A free device that only this thread may bind, while this value lives.
-struct Reservation(u32);
+struct ReservedDevice(u32);
 
-impl Reservation {
+impl ReservedDevice {
     /// Reserves the device that `free` returns. `free` must not return one of the given devices:
     /// those of other threads and those that are `busy`.
     fn make(
@@ -39,7 +39,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for ReservedDevice {
     fn drop(&mut self) {
         let mut reserved = RESERVED.lock();
         reserved.remove(&self.0);
@@ -50,9 +50,9 @@ impl Drop for Reservation {
 pub(super) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
     let mut busy = BTreeSet::new();
     for _ in 0..ATTEMPTS {
-        let reservation = Reservation::make(&busy, |except| system.free_loop(except))
+        let reserved = ReservedDevice::make(&busy, |except| system.free_loop(except))
             .map_err(failed("get a free loop device"))?;
-        let Some(free) = open(system, reservation.0, OFlags::RDWR)? else {
+        let Some(free) = open(system, reserved.0, OFlags::RDWR)? else {
             continue;
         };
         match system.bind_loop(free.device.as_fd(), file) {
@@ -87,14 +87,14 @@ mod tests {
                 assert_eq!(except, &set(expected));
                 Ok(number)
             };
-            Reservation::make(&set(busy), free).unwrap()
+            ReservedDevice::make(&set(busy), free).unwrap()
         };
         let first = reserve(&[], &[], 1000);
         let second = reserve(&[1001], &[1000, 1001], 1002);
         drop(first);
         let _third = reserve(&[], &[1002], 1000);
         drop(second);
-        let refused = Reservation::make(&set(&[]), |except| {
+        let refused = ReservedDevice::make(&set(&[]), |except| {
             assert_eq!(except, &set(&[1000]));
             Err(io::ErrorKind::NotFound.into())
         });
