@@ -35,6 +35,7 @@ pub mod pool;
 pub mod queue;
 pub mod registration;
 pub mod stored;
+mod taken_over;
 pub mod template_capacity;
 pub mod topology;
 pub mod transfers;

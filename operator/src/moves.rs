@@ -16,6 +16,7 @@
 //! uses it is bound to another node that exists.
 
 mod abandoned;
+mod actions;
 mod advance;
 mod decide;
 mod passes;
@@ -23,7 +24,6 @@ mod pods;
 mod relocate;
 mod removal;
 mod snapshots;
-mod stages;
 mod steps;
 mod target;
 #[cfg(test)]
@@ -43,7 +43,7 @@ use crate::{
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    events,
+    events, taken_over,
 };
 
 /// Why a move does not advance.
@@ -103,11 +103,17 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
             names
         }
         Change::Move(name) => together(cluster, name),
+        // Volumes follow their disk, and their moves are given up before that.
+        Change::StorageNode(node) if taken_over::is_followed(cluster, node) => {
+            moves.keys(|it| it.spec.takeover.is_none())
+        }
         Change::Volume { name, .. }
         | Change::Replica(name)
         | Change::Snapshot {
             moves: Some(name), ..
         } if moves.contains(name) || is_moving(name) => together(cluster, name),
+        // Nothing else asks for what is left of a volume that is gone.
+        Change::Replica(name) if !volumes.contains(name) => vec![name.clone()],
         _ => Vec::new(),
     }
 }
@@ -197,11 +203,13 @@ mod tests {
             assert_eq!(concerned(change.clone()), ["pvc-2", "pvc-1"], "{change:?}");
         }
         for change in [
-            Change::Replica("pvc-3".to_owned()),
+            Change::StorageNode("w1".to_owned()),
             volume("pvc-3"),
             snapshot(None),
         ] {
             assert!(concerned(change.clone()).is_empty(), "{change:?}");
         }
+        let left = Change::Replica("pvc-3".to_owned());
+        assert_eq!(concerned(left), ["pvc-3"], "its volume is gone");
     }
 }

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! the caches show an object without an owner that is not reported yet?
-//!   └▶ list PoolVolumes, PoolSnapshots ─▶ list PersistentVolumes, contents ─▶ events for objects found twice in a row
+//!   └▶ list PoolVolumes, PoolSnapshots ─▶ list VolumeMoves, PersistentVolumes, contents ─▶ events for objects found twice in
+//!     a row
 //! ```
 //!
 //! The caches may be some seconds old, so what they show is compared with the API server before it is
 //! reported. As long as every object has an owner, nothing is listed.
 //!
-//! *Invariants:* an object that is being created or removed is never unclaimed
+//! *Invariants:* an object that is being created, moved or removed is never unclaimed
 //! ([`cistern_crds::unclaimed`]): its owners are listed after it. This process reports an object once
 //! and never changes it.
 
@@ -22,7 +23,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
-    EventReason, PoolSnapshot, PoolVolume,
+    EventReason, PoolSnapshot, PoolVolume, VolumeMove,
     unclaimed::{Claimable, Owner, Owners, advice},
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
@@ -131,7 +132,10 @@ async fn report(context: &Context, seen: &Seen) -> Result<(), Error> {
 fn ownerless(context: &Context) -> BTreeSet<String> {
     let cluster = &context.cluster;
     let latest = (context.now)() - context.unclaimed_after;
-    let owners = owners_in(&cluster.volume_owners, claims_that_wait(context));
+    let mut owners = owners_in(&cluster.volume_owners, claims_that_wait(context));
+    for it in cluster.moves.all() {
+        owners.add_move(&it.spec.volume_name);
+    }
     let mut found = without_owner(&cluster.volumes, &owners, latest);
     let owners = owners_in(&cluster.snapshot_owners, Owners::default());
     found.extend(without_owner(&cluster.snapshots, &owners, latest));
@@ -211,6 +215,8 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     })
     .await?;
     let mut owners = claims_that_wait(context);
+    let api = Api::<DeserializeGuard<VolumeMove>>::all(client());
+    each("volumemoves", &api, |it| owners.add_move(&it.name_any())).await?;
     let api = Api::<PersistentVolume>::all(client());
     each("persistentvolumes", &api, |it| owners.add_volume(&it)).await?;
     let mut found = unclaimed(context, &owners, &volumes);

@@ -7,8 +7,8 @@ use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{
     Bytes, ConditionType, FenceState, FilesystemType, HasImage as _, ImageTransfer,
-    ImageTransferSpec, NodePoolStatus, PoolReplica, PoolReplicaSpec, PoolVolume, Provisioning,
-    Reason, ReplicaPurpose, TransferPurpose, condition,
+    ImageTransferSpec, MoveTarget, NodePoolStatus, PoolReplica, PoolReplicaSpec, PoolVolume,
+    Provisioning, Reason, ReplicaPurpose, TransferPurpose, condition,
 };
 use cistern_e2e::{ControlPlane, driver::Options, eventually, objects::change};
 use kube::{
@@ -363,5 +363,74 @@ async fn a_move_that_is_undone_gives_the_volume_back_as_it_was() {
     assert_eq!(sums(source, &mounted).await, checksums);
     unstage(source, &undone, "after").await;
     source.remove(&undone.name_any()).await;
+    moving.finish().await;
+}
+
+#[tokio::test]
+async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_closed() {
+    let moving = Moving::new("gone", |_| {}).await;
+    let (source, name) = (&moving.source, moving.name());
+    let image = moving.volume.image().unwrap().uid.clone();
+    let anew = PoolVolume::desired(&name, moving.volume.spec.clone());
+    let mounted = stage(source, &moving.volume, "before").await;
+    write(source, &mounted, "data", 5).await;
+    let checksums = sums(source, &mounted).await;
+    unstage(source, &moving.volume, "before").await;
+
+    // It has not begun to close, and somebody requests the removal of what the node keeps of it.
+    let retained = moving.create_replica(ReplicaPurpose::Retained).await;
+    source.force_delete(&name).await;
+    moving.remove(&retained).await;
+    assert_eq!(moving.files(source, "images").await.trim(), image);
+    let adopted = source.create_ready(&anew).await;
+    assert_eq!(adopted.image().unwrap().uid, image);
+
+    // It is closed for a move, and its replica is released.
+    let retained = moving.create_replica(ReplicaPurpose::Retained).await;
+    moving.declare_target().await;
+    moving.fenced(FenceState::Closed).await;
+    source.force_delete(&name).await;
+    moving.hand_over(&retained).await;
+    assert_eq!(moving.files(source, "closed").await.trim(), image);
+    // The same spec has the target: it is closed for that again, until the move is undone.
+    let mut anew = anew;
+    anew.spec.target = Some(MoveTarget {
+        node_name: moving.target.name.clone(),
+        move_uid: MOVE.to_owned(),
+    });
+    source.create(&anew).await;
+    moving.fenced(FenceState::Closed).await;
+    let adopted = moving.end(source).await;
+    assert_eq!(adopted.image().unwrap().uid, image);
+    let mounted = stage(source, &adopted, "after").await;
+    assert_eq!(sums(source, &mounted).await, checksums);
+    unstage(source, &adopted, "after").await;
+    source.remove(&name).await;
+    moving.finish().await;
+}
+
+#[tokio::test]
+async fn a_mark_that_no_status_has_reported_goes_when_the_move_is_undone() {
+    let mut moving = Moving::new("unreported", |_| {}).await;
+    let image = moving.folder(&moving.source, "images");
+    let image = image.join(&moving.volume.image().unwrap().uid);
+    // What is left if the node is cut off between the sync of the mark and the write of the status.
+    moving.source.driver.kill_node();
+    moving.declare_target().await;
+    let script = "python3 -c 'import os, sys; os.setxattr(sys.argv[1], \"trusted.cistern.fence\", sys.argv[2].encode())' $1 $2";
+    let arguments = [image.to_str().unwrap(), MOVE];
+    moving.source.shell(script, &arguments).await;
+    let epoch = moving.get().await.spec.epoch + 1;
+    moving.patch(json!({"epoch": epoch, "target": null})).await;
+    moving.source.driver.start_node().await;
+
+    let source = &moving.source;
+    let is_reported = |volume: &PoolVolume| status(volume).epoch == epoch;
+    let name = moving.name();
+    let undone = source.until(&name, "to be undone", is_reported).await;
+    let mounted = stage(source, &undone, "after").await;
+    write(source, &mounted, "data", 1).await;
+    unstage(source, &undone, "after").await;
+    source.remove(&name).await;
     moving.finish().await;
 }

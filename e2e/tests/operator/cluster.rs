@@ -127,7 +127,7 @@ pub(crate) async fn plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (
     let plugin = Plugin::of(&cluster.control_plane);
     eventually("pools that can be read", SOON, async || {
         let ended = end(plugin.start(words, answer)).await;
-        let said = ended.stdout + &ended.stderr;
+        let said = ended.stdout + ended.stderr.as_str();
         if said.contains("is not a size") {
             Err(said)
         } else {

@@ -75,6 +75,14 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
     let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
     assert!(code == 3 && output.contains("agent-gone-1"), "{output}");
     delete(&api.pods(), "agent-gone-1").await;
+    // In another namespace there is no node plugin whose pod could be ready.
+    let elsewhere = ["forget-node", "gone-1", "--system-namespace", "kube-public"];
+    let (code, output) = plugin(cluster, &elsewhere, "gone-1\n").await;
+    assert!(
+        code == 3 && output.contains("set --system-namespace"),
+        "{output}"
+    );
+    api.add_node("gone-2", &[]).await;
 
     // The StorageNode is kept, and the conditions name the command to run.
     let message = node_gone_message(&api, "gone-1").await;

@@ -1,6 +1,6 @@
 //! Events about unclaimed volumes and snapshots, and about no others.
 
-use cistern_crds::{PoolSnapshot, PoolVolume, names};
+use cistern_crds::{PoolSnapshot, PoolVolume, VolumeMove, names};
 use cistern_e2e::eventually;
 use k8s_openapi::{
     api::core::v1::PersistentVolume,
@@ -106,6 +106,14 @@ async fn an_unclaimed_volume_or_snapshot_is_reported_with_the_remedy_and_no_othe
     let kept = api
         .add_volume("unclaimed-kept", "unclaimed", "unclaimed-1")
         .await;
+    // Its move may have deleted its PersistentVolume, to create it again.
+    let spec = json!({"volumeName": "unclaimed-moved", "toNode": "unclaimed-2"});
+    let volume_moves: Api<VolumeMove> = Api::all(api.client.clone());
+    let replaces = json!({"metadata": {"name": "unclaimed-moved"}, "spec": spec});
+    create(&volume_moves, &replaces).await;
+    let moved = api
+        .add_volume("unclaimed-moved", "unclaimed", "unclaimed-1")
+        .await;
     let kept_snapshot = api
         .add_snapshot("unclaimed-kept", "unclaimed", "unclaimed-1")
         .await;
@@ -129,7 +137,7 @@ async fn an_unclaimed_volume_or_snapshot_is_reported_with_the_remedy_and_no_othe
         note.starts_with("no VolumeSnapshotContent references"),
         "{note}"
     );
-    for uid in [waiting.uid(), kept.uid(), kept_snapshot.uid()] {
+    for uid in [waiting.uid(), kept.uid(), moved.uid(), kept_snapshot.uid()] {
         let events = api.events(&uid.unwrap()).await;
         assert!(
             events.iter().all(|(reason, _)| reason != UNCLAIMED),
@@ -142,7 +150,13 @@ async fn an_unclaimed_volume_or_snapshot_is_reported_with_the_remedy_and_no_othe
     change(&api.claims(), "unclaimed-waiting", released).await;
     delete(&api.claims(), "unclaimed-waiting").await;
     api.event(&waiting.uid().unwrap(), UNCLAIMED).await;
-    for name in ["unclaimed-kept", "unclaimed-left", "unclaimed-waiting"] {
+    delete(&volume_moves, "unclaimed-moved").await;
+    for name in [
+        "unclaimed-kept",
+        "unclaimed-left",
+        "unclaimed-moved",
+        "unclaimed-waiting",
+    ] {
         api.remove::<PoolVolume>(name).await;
     }
     for name in ["unclaimed-kept", "unclaimed-left"] {

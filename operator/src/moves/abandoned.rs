@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use cistern_client::writes::patch_guarded;
-use cistern_crds::{PoolReplica, PoolVolume, names};
-use kube::{Api, api::ListParams};
+use cistern_crds::{PoolReplica, PoolVolume, ReplicaPurpose, names};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::json;
 
-use super::{Error, removal, snapshots::remove_left, stages::is_movable};
-use crate::{Context, controller::Next};
+use super::{
+    Error,
+    actions::{is_all_that_is_left, is_movable},
+    removal,
+    snapshots::remove_left,
+};
+use crate::{Context, controller::Next, pages, taken_over};
 
 /// When to look again at what is being removed.
 const WAIT: Duration = Duration::from_secs(5);
@@ -27,10 +32,14 @@ pub(super) async fn undo(context: &Context, name: &str) -> Result<Next, Error> {
     let failed = |verb, source| failed_with(verb, "the PoolVolume", source);
     let api = Api::<PoolVolume>::all(context.client.clone());
     let found = api.get_opt(name).await.map_err(|it| failed("get", it))?;
-    let declared = found.as_ref().filter(|volume| volume.spec.target.is_some());
-    if let Some(volume) = declared {
+    let declared = found
+        .as_ref()
+        .and_then(|it| Some((it, it.spec.target.as_ref()?)));
+    if let Some((volume, target)) = declared {
         let next = volume.spec.epoch.saturating_add(1);
-        let change = json!({"spec": {"target": null, "epoch": next}});
+        let cancelled = &target.move_uid;
+        let change =
+            json!({"spec": {"target": null, "cancelledMoveUID": cancelled, "epoch": next}});
         let written = patch_guarded(&api, volume, names::OPERATOR_MANAGER, change).await;
         written.map_err(|it| failed("update", it))?;
         tracing::warn!(
@@ -44,30 +53,105 @@ pub(super) async fn undo(context: &Context, name: &str) -> Result<Next, Error> {
     Ok(if is_clear { left } else { Next::After(WAIT) })
 }
 
+/// What is done with a replica of a move that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Its image is the volume's own, or may be the only one: only the object goes.
+    Release,
+    /// Its image is removed.
+    Remove,
+    /// It stays until somebody requests the removal of its image.
+    Keep,
+}
+
+/// What is done with a replica of a volume that is ready, or that is gone.
+fn left(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Left {
+    let spec = &replica.spec;
+    let is_volumes = match volume {
+        Some(volume) => volume.spec.node_name == spec.node_name,
+        None => spec.purpose == ReplicaPurpose::Retained,
+    };
+    if is_volumes {
+        Left::Release
+    } else if volume.is_none() && is_all_that_is_left(replica) {
+        Left::Keep
+    } else {
+        Left::Remove
+    }
+}
+
 /// Removes the replicas of a volume, once that is ready or gone: until then, one may have the only image. Returns whether
-/// none is left. Fails if the API server refuses that.
+/// nothing is left to do. Fails if the API server refuses that.
 async fn remove_replicas(
     context: &Context,
     name: &str,
     volume: Option<&PoolVolume>,
 ) -> Result<bool, kube::Error> {
     let api = Api::<PoolReplica>::all(context.client.clone());
-    let all = api.list(&ListParams::default()).await?.items;
-    let left: Vec<_> = all
-        .iter()
-        .filter(|it| it.spec.volume_name == name)
-        .collect();
-    if volume.is_some_and(|volume| is_movable(volume).is_err()) {
-        return Ok(left.is_empty());
-    }
-    for replica in &left {
-        // Its image is the volume's own.
-        let is_own = volume.is_some_and(|it| it.spec.node_name == replica.spec.node_name);
-        if is_own {
-            removal::release(context, *replica).await?;
-        } else {
-            removal::advance(context, *replica).await?;
+    let mut found = Vec::new();
+    let of_volume = |it: PoolReplica| {
+        if it.spec.volume_name == name {
+            found.push(it);
         }
+    };
+    pages::each(&api, ListParams::default(), of_volume).await?;
+    // What a volume reports that is to follow its disk is not known to be so any more.
+    let is_away = |it: &PoolVolume| taken_over::destination(&context.cluster, it).is_some();
+    if volume.is_some_and(|volume| is_movable(volume).is_err() || is_away(volume)) {
+        return Ok(found.is_empty());
     }
-    Ok(left.is_empty())
+    let mut is_clear = true;
+    for replica in &found {
+        match left(replica, volume) {
+            Left::Release => removal::release(context, replica).await?,
+            Left::Remove => removal::advance(context, replica).await?,
+            Left::Keep => {
+                warn_of(replica);
+                continue;
+            }
+        }
+        is_clear = false;
+    }
+    Ok(is_clear)
+}
+
+fn warn_of(copy: &PoolReplica) {
+    let (replica, spec) = (copy.name_any(), &copy.spec);
+    tracing::warn!(
+        volume = spec.volume_name,
+        node = spec.node_name,
+        replica,
+        "the PoolVolume and its VolumeMove are gone, and the copy of the volume stays: create the PoolVolume again, or \
+         set spec.deletionRequested of the PoolReplica to remove the copy"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{ReceivedSnapshot, testing::ready_volume};
+
+    use super::*;
+    use crate::{moves::testing, testing::moment};
+
+    #[test]
+    fn without_its_volume_the_former_image_and_a_whole_copy_stay_until_their_removal_is_requested()
+    {
+        let retained = testing::replica(ReplicaPurpose::Retained, "node-1", 0);
+        assert_eq!(left(&retained, None), Left::Release);
+        let mut copy = testing::replica(ReplicaPurpose::Incoming, "node-2", 1);
+        assert_eq!(left(&copy, None), Left::Remove, "nothing whole is in it");
+        copy.status.get_or_insert_default().snapshot = Some(ReceivedSnapshot {
+            image: "image-1".to_owned(),
+            received: moment(),
+            seconds: None,
+        });
+        assert_eq!(left(&copy, None), Left::Keep);
+        copy.spec.deletion_requested = true;
+        assert_eq!(left(&copy, None), Left::Remove);
+        // The volume is ready: only its own image is needed.
+        let mut volume = ready_volume();
+        "node-1".clone_into(&mut volume.spec.node_name);
+        assert_eq!(left(&retained, Some(&volume)), Left::Release);
+        assert_eq!(left(&copy, Some(&volume)), Left::Remove);
+    }
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::{Error, abandoned, advance::Move, stages::is_movable, target};
+use super::{Error, abandoned, actions::is_movable, advance::Move, target};
 use crate::controller::Next;
 
 /// When to look again at a volume that cannot move yet.

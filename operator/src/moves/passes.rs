@@ -23,8 +23,8 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use super::{
+    actions::{Action, Seen, copying, is_copied_while_used},
     removal::{self, Removal},
-    stages::{Seen, Stage, copying, is_copied_while_used},
 };
 
 /// Seconds of a pass after which the rest is small: what changes meanwhile is copied in less.
@@ -73,10 +73,10 @@ impl Passes {
     }
 
     /// The pass after the prepared copy, which the new node has.
-    fn begin(self, object: &VolumeMove) -> Stage {
+    fn begin(self, object: &VolumeMove) -> Action {
         let number = self.prepared.as_ref().map_or(1, |it| it.number + 1);
         let volume = &object.spec.volume_name;
-        Stage::Record(Self {
+        Action::Record(Self {
             copying: Some(MovePass {
                 number,
                 snapshot_name: names::pass_snapshot_name(volume, &object.move_uid(), number),
@@ -89,7 +89,7 @@ impl Passes {
 }
 
 /// The next step while pods use the volume; None once they are to be evicted.
-pub(super) fn next(seen: &Seen<'_>, volume: &PoolVolume) -> Option<Stage> {
+pub(super) fn next(seen: &Seen<'_>, volume: &PoolVolume) -> Option<Action> {
     let passes = Passes::of(seen.object);
     match (passes.copying.clone(), passes.prepared.clone()) {
         (Some(pass), _) => Some(go_on(seen, passes, pass)),
@@ -100,7 +100,7 @@ pub(super) fn next(seen: &Seen<'_>, volume: &PoolVolume) -> Option<Stage> {
 
 /// What is left of a pass that has ended although no pod uses the volume any more; None if none has. Without that, its
 /// copy would be of no use for the closed volume.
-pub(super) fn ended(seen: &Seen<'_>) -> Option<Stage> {
+pub(super) fn ended(seen: &Seen<'_>) -> Option<Action> {
     let passes = Passes::of(seen.object);
     let pass = passes.copying.clone()?;
     received(seen, &pass)?;
@@ -113,7 +113,7 @@ pub(super) fn refused(
     seen: &Seen<'_>,
     purpose: ReplicaPurpose,
     why: &Explanation,
-) -> Option<Stage> {
+) -> Option<Action> {
     let is_for_passes = purpose == ReplicaPurpose::Incoming
         && is_copied_while_used(seen.object)
         && seen.object.standby_interval().is_none();
@@ -134,7 +134,7 @@ fn received<'a>(seen: &Seen<'a>, pass: &MovePass) -> Option<&'a ReceivedSnapshot
 }
 
 /// Goes on with a pass.
-fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
+fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Action {
     let [snapshot, before] = seen.snapshots;
     if let Some(received) = received(seen, &pass) {
         if let Some(before) = before {
@@ -155,7 +155,7 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
                     last.and_then(|it| it.seconds),
                 ),
         };
-        return Stage::Record(Passes {
+        return Action::Record(Passes {
             copying: None,
             prepared: Some(prepared),
             not_copied: None,
@@ -163,7 +163,7 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
     }
     let Some(snapshot) = snapshot else {
         if pass.image.is_none() {
-            return Stage::TakeSnapshot;
+            return Action::TakeSnapshot;
         }
         // Somebody has removed it: the next pass takes another one.
         let why = format!("snapshot {} is gone", pass.snapshot_name);
@@ -179,7 +179,7 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
                 image: Some(image),
                 ..pass
             };
-            return Stage::Record(Passes {
+            return Action::Record(Passes {
                 copying: Some(pass),
                 ..passes
             });
@@ -187,18 +187,18 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Stage {
         (None, None) => {
             let (node, number) = (&snapshot.spec.node_name, pass.number);
             let message = format!("node {node} takes the snapshot of pass {number}");
-            return Stage::Wait(while_used(seen, &passes, Reason::Copying, &message));
+            return Action::Wait(while_used(seen, &passes, Reason::Copying, &message));
         }
     }
     let Some(incoming) = seen.incoming else {
-        return Stage::Wait(Explanation::new(Reason::Copying, "the copy is gone"));
+        return Action::Wait(Explanation::new(Reason::Copying, "the copy is gone"));
     };
     let why = copying(seen.plan, incoming);
     if why.reason == Reason::NoSpace && seen.object.standby_interval().is_none() {
         return give_up(passes, why.message);
     }
     let message = format!("pass {}: {}", pass.number, why.message);
-    Stage::Wait(while_used(seen, &passes, why.reason, &message))
+    Action::Wait(while_used(seen, &passes, why.reason, &message))
 }
 
 /// What comes after a pass; None once the pods are to be evicted.
@@ -207,7 +207,7 @@ fn after(
     volume: &PoolVolume,
     passes: Passes,
     prepared: &PreparedCopy,
-) -> Option<Stage> {
+) -> Option<Action> {
     let received = seen.incoming.and_then(|it| it.received_snapshot());
     if received.is_none_or(|received| received.image != prepared.image) {
         // The new node has lost the copy.
@@ -224,7 +224,7 @@ fn after(
     let (number, at) = (prepared.number + 1, due.format("%H:%M:%S UTC"));
     let message = format!("pass {number} begins at {at}");
     let why = while_used(seen, &passes, Reason::Copying, &message);
-    Some(Stage::Wait(why))
+    Some(Action::Wait(why))
 }
 
 /// When the pass after the prepared copy begins.
@@ -295,11 +295,11 @@ fn pause(extents: u64) -> TimeDelta {
 }
 
 /// What is done if a pass is not possible. A standby copy is tried again: the pass takes another snapshot.
-fn not_possible(seen: &Seen<'_>, passes: Passes, why: String) -> Stage {
+fn not_possible(seen: &Seen<'_>, passes: Passes, why: String) -> Action {
     if seen.object.standby_interval().is_none() {
         return give_up(passes, why);
     }
-    Stage::Record(Passes {
+    Action::Record(Passes {
         copying: None,
         ..passes
     })
@@ -311,52 +311,52 @@ fn refused_snapshot(
     passes: Passes,
     snapshot: &PoolSnapshot,
     why: String,
-) -> Stage {
+) -> Action {
     let Some(interval) = seen.object.standby_interval() else {
         return give_up(passes, why);
     };
     let made = snapshot.metadata.creation_timestamp.as_ref();
     let again = made.map_or(seen.now, |made| time::from_kubernetes(made) + interval);
     if seen.now < again {
-        return Stage::Wait(Explanation::new(Reason::Copying, why));
+        return Action::Wait(Explanation::new(Reason::Copying, why));
     }
     remove(snapshot)
 }
 
 /// Copies no more while pods use the volume.
-fn give_up(passes: Passes, why: String) -> Stage {
-    Stage::Record(Passes {
+fn give_up(passes: Passes, why: String) -> Action {
+    Action::Record(Passes {
         not_copied: Some(bounds::truncate(why, bounds::MESSAGE)),
         ..passes
     })
 }
 
 /// Ends the passes: removes what they have left; None once nothing is left.
-pub(super) fn end(seen: &Seen<'_>, passes: &Passes) -> Option<Stage> {
-    if let Some(stage) = remove_snapshots(seen) {
-        return Some(stage);
+pub(super) fn end(seen: &Seen<'_>, passes: &Passes) -> Option<Action> {
+    if let Some(action) = remove_snapshots(seen) {
+        return Some(action);
     }
     let is_wanted = seen.object.spec.cutover != Cutover::WhenUnused;
     let ended = Passes {
         not_copied: passes.not_copied.clone().filter(|_| is_wanted),
         ..Passes::default()
     };
-    (ended != *passes).then_some(Stage::Record(ended))
+    (ended != *passes).then_some(Action::Record(ended))
 }
 
 /// Removes the snapshots of the move; None once they are gone.
-pub(super) fn remove_snapshots(seen: &Seen<'_>) -> Option<Stage> {
+pub(super) fn remove_snapshots(seen: &Seen<'_>) -> Option<Action> {
     let [snapshot, before] = seen.snapshots;
     snapshot.or(before).map(remove)
 }
 
 /// Removes a snapshot, after its image.
-fn remove(snapshot: &PoolSnapshot) -> Stage {
+fn remove(snapshot: &PoolSnapshot) -> Action {
     let name = snapshot.name_any();
     match removal::next(snapshot, "a snapshot that was copied") {
-        Removal::Request => Stage::RemoveSnapshot(name),
-        Removal::Wait(why) => Stage::Wait(why),
-        Removal::Release => Stage::ReleaseSnapshot(name),
+        Removal::Request => Action::RemoveSnapshot(name),
+        Removal::Wait(why) => Action::Wait(why),
+        Removal::Release => Action::ReleaseSnapshot(name),
     }
 }
 

@@ -1,11 +1,14 @@
-//! Carries out a move whose data is copied: reads what `stages` decides from, and writes what it decides.
+//! Carries out a move whose data is copied: reads what `actions` decides from, and writes what it decides.
 //!
 //! *Invariant:* what a decision rests on is read from the API server, not from a cache, and each write names the
 //! version that was read.
 
 use std::time::Duration;
 
-use cistern_client::{Rejection, writes::patch_guarded};
+use cistern_client::{
+    Rejection,
+    writes::{delete_exactly, patch_guarded},
+};
 use cistern_crds::{
     Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
     Reason, ReplicaPurpose, StorageNode, VolumeMove, names, out_of_service::is_out_of_service,
@@ -16,14 +19,14 @@ use serde_json::json;
 
 use super::{
     Error,
+    actions::{self, Action, Seen, Source, room_for},
     advance::{AT_ONCE, Move, WAIT},
     passes, removal,
-    stages::{self, Seen, Source, Stage, room_for},
     steps::Step,
     together::Companion,
     users::Eviction,
 };
-use crate::controller::Next;
+use crate::{controller::Next, taken_over};
 
 /// The replicas of a move.
 struct Replicas {
@@ -47,7 +50,8 @@ impl Move<'_> {
         let companions = self.companions(plan).await?;
         let snapshots = self.snapshots().await?;
         let lost = self.is_lost(plan);
-        let stage = stages::next(&Seen {
+        let disk_at = self.disk_at(plan);
+        let action = actions::next(&Seen {
             object: &self.object,
             plan,
             volume: self.volume.as_ref(),
@@ -58,45 +62,47 @@ impl Move<'_> {
             users: &users,
             companions: &companions,
             lost: lost.as_deref(),
+            disk_at: disk_at.as_deref(),
             source: self.source(plan).await?,
             is_to_follow: follow != Step::End,
             now: (self.context.now)(),
         });
-        tracing::debug!(volume = self.name(), ?stage, "moving");
-        match stage {
-            Stage::Follow => return self.take(follow).await,
-            Stage::Wait(why) => return self.wait(why).await,
-            Stage::Rest(message) => return self.rest(message).await,
-            Stage::End => return self.end().await,
-            Stage::CutOver(pods) => {
+        tracing::debug!(volume = self.name(), ?action, "moving");
+        match action {
+            Action::Follow => return self.take(follow).await,
+            Action::Wait(why) => return self.wait(why).await,
+            Action::Rest(message) => return self.rest(message).await,
+            Action::End => return self.end().await,
+            Action::CutOver(pods) => {
                 if let Some(why) = self.evict(&pods, Eviction::DryRun).await? {
                     return self.wait(why).await;
                 }
-                self.write_volume(plan, &Stage::Declare).await?;
+                self.write_volume(plan, &Action::Declare).await?;
             }
-            Stage::Evict(pods) => {
+            Action::Evict(pods) => {
                 if let Some(why) = self.evict(&pods, Eviction::Real).await? {
                     return self.wait(why).await;
                 }
                 return Ok(Next::After(WAIT));
             }
-            Stage::Record(passes) => self.write_status("update", passes.change()).await?,
-            Stage::RecordPromotion(taken) => {
+            Action::Record(passes) => self.write_status("update", passes.change()).await?,
+            Action::RecordPromotion(taken) => {
                 let (volume, to) = (self.name(), &plan.to_node);
                 tracing::warn!(volume, to, %taken, "the standby copy becomes the volume");
                 let promoted = json!({"promoted": taken});
                 self.write_status("update", promoted).await?;
             }
-            Stage::TakeSnapshot => self.take_snapshot().await?,
-            Stage::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
-            Stage::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
-            Stage::DeletePods(pods) => self.delete_pods(&pods).await?,
-            Stage::Create(purpose) => self.create_replica(plan, purpose).await?,
-            Stage::Grow(purpose) => self.grow_replica(replicas.of(purpose)).await?,
-            Stage::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
-            Stage::Release(purpose) => self.release(replicas.of(purpose)).await?,
-            stage @ (Stage::Declare | Stage::Cancel | Stage::Undo | Stage::Commit) => {
-                self.write_volume(plan, &stage).await?;
+            Action::GiveUp => self.give_up().await?,
+            Action::TakeSnapshot => self.take_snapshot().await?,
+            Action::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
+            Action::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
+            Action::DeletePods(pods) => self.delete_pods(&pods).await?,
+            Action::Create(purpose) => self.create_replica(plan, purpose).await?,
+            Action::Grow(purpose) => self.grow_replica(replicas.of(purpose)).await?,
+            Action::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
+            Action::Release(purpose) => self.release(replicas.of(purpose)).await?,
+            action @ (Action::Declare | Action::Cancel | Action::Undo | Action::Commit) => {
+                self.write_volume(plan, &action).await?;
             }
         }
         Ok(Next::After(AT_ONCE))
@@ -123,9 +129,30 @@ impl Move<'_> {
         (due - (self.context.now)()).to_std().ok()
     }
 
-    /// What became of the node that the volume leaves. It matters only for a promotion.
+    /// The node that has taken over the disk of the volume while the move was under way.
+    fn disk_at(&self, plan: &MovePlan) -> Option<String> {
+        let volume = self.volume.as_ref()?;
+        // After the commit, the disk of the former node does not matter.
+        let is_away = volume.spec.node_name == plan.to_node;
+        let found = taken_over::destination(&self.context.cluster, volume);
+        found.filter(|_| !is_away)
+    }
+
+    /// Deletes the VolumeMove, whose finalizer stays until its end.
+    async fn give_up(&self) -> Result<(), Error> {
+        let deleted = delete_exactly(&self.moves(), &self.object).await;
+        let object = format!("VolumeMove {}", self.name());
+        deleted.map_err(|error| self.failed_with("delete", &object, error))?;
+        tracing::info!(
+            volume = self.name(),
+            "gives up the move of a volume whose deletion is requested"
+        );
+        Ok(())
+    }
+
+    /// What became of the node that the volume leaves. It matters only for a promotion, and without the volume.
     async fn source(&self, plan: &MovePlan) -> Result<Source, Error> {
-        if self.object.spec.promotion.is_none() {
+        if self.object.spec.promotion.is_none() && self.volume.is_some() {
             return Ok(Source::default());
         }
         let failed = |error| self.failed_with("get", "the node of the volume", error);
@@ -141,14 +168,14 @@ impl Move<'_> {
     }
 
     /// Changes the location of the volume. The schema has the last word.
-    async fn write_volume(&self, plan: &MovePlan, stage: &Stage) -> Result<(), Error> {
+    async fn write_volume(&self, plan: &MovePlan, action: &Action) -> Result<(), Error> {
         let Some(volume) = &self.volume else {
             return Ok(());
         };
         let move_uid = self.object.move_uid();
         let next = volume.spec.epoch.saturating_add(1);
-        let (what, change) = match stage {
-            Stage::Declare => {
+        let (what, change) = match action {
+            Action::Declare => {
                 let node_name = plan.to_node.clone();
                 let target = MoveTarget {
                     node_name,
@@ -159,8 +186,14 @@ impl Move<'_> {
                     json!({"target": target}),
                 )
             }
-            Stage::Cancel => ("gave up its move", json!({"cancelledMoveUID": move_uid})),
-            Stage::Undo => ("undid its move", json!({"target": null, "epoch": next})),
+            Action::Cancel => ("gave up its move", json!({"cancelledMoveUID": move_uid})),
+            Action::Undo => {
+                let cancelled = volume.spec.target.as_ref().map(|it| &it.move_uid);
+                (
+                    "undid its move",
+                    json!({"target": null, "cancelledMoveUID": cancelled, "epoch": next}),
+                )
+            }
             _ => {
                 let takeovers = self.takeovers(plan, volume);
                 let status = self.object.status.as_ref();

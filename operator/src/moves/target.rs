@@ -6,7 +6,7 @@ use cistern_crds::{Bytes, Explanation, PoolVolume, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
-use super::stages::size_of;
+use super::actions::size_of;
 use crate::{availability::pool_for_new_volumes, cluster_state::ClusterState, registration};
 
 /// Whether the pools of volumes that move together let their volumes move. Fails with the reason if one does not.

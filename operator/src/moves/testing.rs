@@ -3,14 +3,15 @@
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, Cutover, FenceState, FenceStatus, MovePlan, MoveTarget, PoolReplica,
-    PoolSnapshot, PoolVolume, Reason, ReplicaPurpose, VolumeMove, VolumeMoveSpec, VolumeMoveStatus,
+    PoolSnapshot, PoolVolume, Reason, ReceivedSnapshot, ReplicaPurpose, VolumeMove, VolumeMoveSpec,
+    VolumeMoveStatus,
     condition::{self, ConditionUpdate},
     testing::{self, ready_volume},
 };
 
 use super::{
+    actions::{Action, Seen, Source, next},
     pods::User,
-    stages::{Seen, Source, Stage, next},
     together::{Companion, Progress},
 };
 use crate::testing::moment;
@@ -26,6 +27,7 @@ pub(super) struct Case {
     pub(super) users: Vec<User>,
     pub(super) companions: Vec<Companion>,
     pub(super) lost: Option<&'static str>,
+    pub(super) disk_at: Option<&'static str>,
     pub(super) source: Source,
     pub(super) is_to_follow: bool,
     pub(super) now: DateTime<Utc>,
@@ -63,6 +65,7 @@ impl Case {
             users: Vec::new(),
             companions: Vec::new(),
             lost: None,
+            disk_at: None,
             source: Source::default(),
             is_to_follow: false,
             now: moment(),
@@ -115,7 +118,7 @@ impl Case {
         case
     }
 
-    pub(super) fn next(&self) -> Stage {
+    pub(super) fn next(&self) -> Action {
         next(&Seen {
             object: &self.object,
             plan: &self.object.plan().unwrap(),
@@ -127,6 +130,7 @@ impl Case {
             users: &self.users,
             companions: &self.companions,
             lost: self.lost,
+            disk_at: self.disk_at,
             source: self.source,
             is_to_follow: self.is_to_follow,
             now: self.now,
@@ -135,7 +139,7 @@ impl Case {
 
     pub(super) fn waits_for(&self) -> Option<Reason> {
         match self.next() {
-            Stage::Wait(why) => Some(why.reason),
+            Action::Wait(why) => Some(why.reason),
             _ => None,
         }
     }
@@ -154,6 +158,23 @@ pub(super) fn replica(purpose: ReplicaPurpose, node: &str, epoch: u32) -> PoolRe
     node.clone_into(&mut replica.spec.node_name);
     replica.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
     replica
+}
+
+/// Lets the copy be complete, and its node able to read it.
+pub(super) fn complete(copy: &mut PoolReplica) {
+    let status = copy.status.get_or_insert_default();
+    status.complete = true;
+    let ready = ConditionUpdate::reconciled(ConditionType::Ready);
+    condition::set(&mut status.conditions, &ready, Some(1), moment());
+}
+
+/// Lets the node have a complete copy of a snapshot.
+pub(super) fn received(copy: &mut PoolReplica, image: &str) {
+    copy.status.get_or_insert_default().snapshot = Some(ReceivedSnapshot {
+        image: image.to_owned(),
+        received: moment(),
+        seconds: Some(1),
+    });
 }
 
 pub(super) fn pod(node: Option<&str>, has_started: bool) -> User {

@@ -6,6 +6,8 @@ use std::fmt;
 
 use cistern_crds::{HasImage as _, MovePlan, PoolReplica, PoolVolume, VolumeMove};
 
+use super::actions::is_usable;
+
 /// A volume that moves together with another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Companion {
@@ -110,7 +112,7 @@ fn progress(
     let is_own = |it: &&PoolReplica| it.spec.move_uid == uid && !it.spec.deletion_requested;
     let [retained, incoming] = replicas.map(|it| it.filter(is_own));
     let is_declared = volume.spec.target.is_some();
-    if is_declared && incoming.is_some_and(PoolReplica::is_complete) {
+    if is_declared && incoming.is_some_and(is_usable) {
         return Progress::Complete;
     }
     let is_reserved = |it: Option<&PoolReplica>| it.is_some_and(|it| it.reserved().is_some());

@@ -7,9 +7,6 @@
 //!               ─▶ each group whose snapshots are all there ─▶ the grant is removed
 //! ```
 //!
-//! What is in the filesystem is known by its UUID in the status of the image. An object whose image was
-//! never made has none, and stays.
-//!
 //! *Invariants:* an object follows only to the node that was granted the takeover and has reported it.
 //! The API server refuses a change of the node unless the number of takeovers is greater than the one in
 //! the status of the object, so a late change cannot undo a later takeover (`docs/design-moving.md`). The
@@ -18,16 +15,16 @@
 use std::{collections::HashSet, fmt::Debug, time::Duration};
 
 use cistern_client::{Rejection, writes::patch_guarded};
-use cistern_crds::{
-    HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
-    names,
-};
+use cistern_crds::{HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, names};
 use kube::{Api, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::takeover::Granted;
-use crate::{Context, moves, pages};
+use crate::{
+    Context, moves, pages,
+    taken_over::{TakenOver, is_to_follow, taken_over},
+};
 
 /// Maximum number of objects of each kind that one reconcile moves, so that it ends in time.
 const AT_ONCE: usize = 500;
@@ -66,27 +63,13 @@ pub enum Error {
     },
 }
 
-/// A pool that a node has taken over, and whose objects follow.
-#[derive(Clone, Copy, Debug)]
-struct TakenOver<'a> {
-    node: &'a str,
-    pool: &'a str,
-    filesystem_uuid: &'a str,
-    takeovers: u32,
-}
-
 /// Moves what is in the pools that a node has taken over. Returns the grants that have to stay, because
 /// something is still to follow.
 pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Granted, Error> {
     let mut granted = Granted::new();
     let name = node.name_any();
     for (entry, status) in taken_over(node) {
-        let pool = TakenOver {
-            node: &name,
-            pool: &entry.name,
-            filesystem_uuid: status.filesystem_uuid.as_deref().unwrap_or_default(),
-            takeovers: status.takeovers,
-        };
+        let pool = TakenOver::of(&name, entry, status);
         // A pool that is not ready is looked at again when that changes.
         let is_done = status.is_ready() && move_contents(context, pool).await?;
         if is_done {
@@ -108,7 +91,7 @@ async fn move_contents(context: &Context, pool: TakenOver<'_>) -> Result<bool, E
     let found = find::<PoolVolume>(context, pool).await?;
     let mut volumes = Vec::new();
     for volume in &found {
-        // A move of its data is undone, and ends, before the volume follows its disk.
+        // A move of its data is given up, and ends, before the volume follows its disk (`destination`).
         if moves::begin(context, volume, pool.node).await? {
             volumes.push(volume.clone());
         }
@@ -118,29 +101,6 @@ async fn move_contents(context: &Context, pool: TakenOver<'_>) -> Result<bool, E
     let snapshots = find::<PoolSnapshot>(context, pool).await?;
     let snapshots = move_all(context, pool, &snapshots).await?;
     Ok(volumes && snapshots)
-}
-
-/// The pools that a node was granted and has taken over.
-fn taken_over(node: &StorageNode) -> Vec<(&NodePool, &NodePoolStatus)> {
-    let reported = node.status.iter().flat_map(|status| &status.pools);
-    let reported: Vec<&NodePoolStatus> = reported.collect();
-    let each = node.spec.pools.iter().filter_map(|entry| {
-        let owner = entry.take_over.as_ref()?;
-        let status = reported.iter().find(|status| status.uid == entry.uid)?;
-        let is_here = status.belongs_to.is_none()
-            && status.filesystem_uuid.as_ref() == Some(&owner.filesystem_uuid);
-        is_here.then_some((entry, *status))
-    });
-    each.collect()
-}
-
-/// Whether an object is on a disk that a node has taken over, and still names another node.
-fn is_to_follow(object: &impl HasImage, pool: TakenOver<'_>) -> bool {
-    let image = object.image();
-    object.node_name() != pool.node
-        && object.pool_name() == pool.pool
-        && image.is_some_and(|image| image.pool_uuid == pool.filesystem_uuid)
-        && object.takeovers() < pool.takeovers
 }
 
 /// Moves objects. Returns whether none is left.
@@ -256,82 +216,4 @@ where
 /// Selects the objects of other nodes.
 fn elsewhere(node: &str) -> ListParams {
     ListParams::default().fields(&format!("spec.nodeName!={node}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use cistern_crds::{PoolOwner, testing::ready_volume};
-
-    use super::*;
-    use crate::testing::storage_node;
-
-    const UUID: &str = "0e3c8a3e-9f2b-4c55-8d21-000000000001";
-
-    fn pool(takeovers: u32) -> TakenOver<'static> {
-        TakenOver {
-            node: "node-2",
-            pool: "fast",
-            filesystem_uuid: UUID,
-            takeovers,
-        }
-    }
-
-    fn volume() -> PoolVolume {
-        let mut volume = ready_volume();
-        let image = volume.status.as_mut().unwrap().image.as_mut().unwrap();
-        UUID.clone_into(&mut image.pool_uuid);
-        volume
-    }
-
-    #[test]
-    fn a_volume_follows_its_filesystem_to_another_node() {
-        assert!(is_to_follow(&volume(), pool(1)));
-        let mut other = volume();
-        "slow".clone_into(&mut other.spec.pool_name);
-        assert!(!is_to_follow(&other, pool(1)), "another pool");
-        let mut here = volume();
-        "node-2".clone_into(&mut here.spec.node_name);
-        assert!(!is_to_follow(&here, pool(1)), "it is there");
-        assert!(
-            !is_to_follow(&ready_volume(), pool(1)),
-            "another filesystem"
-        );
-        let mut unmade = volume();
-        unmade.status.as_mut().unwrap().image = None;
-        assert!(!is_to_follow(&unmade, pool(1)), "it has no image");
-    }
-
-    #[test]
-    fn a_volume_that_was_verified_after_the_takeover_does_not_follow() {
-        let mut returned = volume();
-        returned.status.as_mut().unwrap().takeovers = 2;
-        assert!(!is_to_follow(&returned, pool(1)) && !is_to_follow(&returned, pool(2)));
-        assert!(is_to_follow(&returned, pool(3)));
-        let mut moved = volume();
-        moved.spec.takeovers = 2;
-        assert!(!is_to_follow(&moved, pool(2)));
-    }
-
-    #[test]
-    fn a_pool_is_taken_over_once_the_agent_reports_the_granted_filesystem_as_its_own() {
-        let owner = |uuid: &str| PoolOwner {
-            node: "node-1".to_owned(),
-            machine_id: None,
-            pool_uid: "uid".to_owned(),
-            filesystem_uuid: uuid.to_owned(),
-        };
-        let mut node = storage_node("node-2")
-            .with_room("fast", cistern_crds::Bytes::gib(1))
-            .carrying("fast")
-            .build();
-        let status = &mut node.status.as_mut().unwrap().pools[0];
-        status.filesystem_uuid = Some(UUID.to_owned());
-        assert!(taken_over(&node).is_empty(), "no grant");
-        node.spec.pools[0].take_over = Some(owner("another"));
-        assert!(taken_over(&node).is_empty());
-        node.spec.pools[0].take_over = Some(owner(UUID));
-        assert_eq!(taken_over(&node).len(), 1);
-        node.status.as_mut().unwrap().pools[0].belongs_to = Some(owner(UUID));
-        assert!(taken_over(&node).is_empty(), "not yet");
-    }
 }

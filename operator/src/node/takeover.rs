@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use cistern_crds::{NodePoolStatus, PoolOwner, StorageNode, names};
 use kube::{Api, Client, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
-use crate::cluster_state::ClusterState;
+use crate::{cluster_state::ClusterState, pages};
 
 /// The pools that a node may take over: their recorded owners, by UID of the StoragePool.
 pub(super) type Granted = BTreeMap<String, PoolOwner>;
@@ -81,9 +81,9 @@ pub(super) async fn without_contested(
         return Ok(granted);
     }
     let api = Api::<DeserializeGuard<StorageNode>>::all(client.clone());
-    for other in api.list(&ListParams::default()).await? {
+    let withdraw = |other: DeserializeGuard<StorageNode>| {
         if other.name_any() == name {
-            continue;
+            return;
         }
         match &other.0 {
             Ok(other) => granted.retain(|_, owner| {
@@ -93,7 +93,8 @@ pub(super) async fn without_contested(
             // The grants of an unreadable node are unknown.
             Err(_) => granted.clear(),
         }
-    }
+    };
+    pages::each(&api, ListParams::default(), withdraw).await?;
     Ok(granted)
 }
 

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use crate::{
@@ -104,10 +104,45 @@ impl Pool {
         Ok(all)
     }
 
-    /// Whether nothing more has to be received for a volume: its image exists, or the complete copy of the original.
-    /// Fails if the pool cannot be read, or while the copy is received.
-    pub fn is_received(&self, volume: &Uid, original: &Uid) -> Result<bool, Error> {
-        Ok(self.image(volume)?.is_some() || self.read_incoming(volume, original)?.is_some())
+    /// Whether nothing more has to be received for a new volume: its image exists, or the complete copy of the snapshot, which
+    /// is on the disk then. Fails if the pool cannot be read, or while the copy is received.
+    pub fn is_received(&self, volume: &Uid, snapshot: &Uid) -> Result<bool, Error> {
+        if self.image(volume)?.is_some() {
+            return Ok(true);
+        }
+        let Some(copy) = self.read_incoming(volume, snapshot)? else {
+            return Ok(false);
+        };
+        self.sync_complete(copy.as_fd(), volume)?;
+        Ok(true)
+    }
+
+    /// Whether nothing more has to be received for a volume that moves here: the pool has its complete copy, which is on the disk
+    /// then, or the image that this move has made of it. Fails if the pool has another image of the volume, which may be out of
+    /// date; if the pool cannot be read; or while the copy is received.
+    pub fn is_moved(&self, volume: &Uid, by: &Uid) -> Result<bool, Error> {
+        if let Some(image) = self.open_image(volume)? {
+            self.refuse_unless_arrived(image.as_fd(), volume, by)?;
+            return Ok(true);
+        }
+        let Some(copy) = self.read_incoming(volume, volume)? else {
+            return Ok(false);
+        };
+        let state = self.state_of(copy.as_fd(), volume)?;
+        if state.is_none_or(|state| state.original.closed_for.as_ref() != Some(by)) {
+            return Ok(false);
+        }
+        self.sync_complete(copy.as_fd(), volume)?;
+        Ok(true)
+    }
+
+    /// Syncs a complete copy: the call that completed it may have failed at that.
+    fn sync_complete(&self, copy: BorrowedFd<'_>, volume: &Uid) -> Result<(), Error> {
+        let sync = || -> io::Result<()> {
+            self.system.sync(copy)?;
+            self.system.sync(self.open_folder(INCOMING)?.as_fd())
+        };
+        sync().map_err(failed("sync the complete copy", volume))
     }
 
     /// Opens the copy of a snapshot for a volume; none unless it is complete.

@@ -251,7 +251,8 @@ impl Incoming {
             ..self.request.original.identity.clone()
         };
         let record = || match self.system.attribute(self.file.as_fd(), IDENTITY)? {
-            Some(_) => Ok(()),
+            // An earlier call may have failed at the sync.
+            Some(_) => self.system.sync(self.file.as_fd()),
             None => identity.write(&*self.system, self.file.as_fd()),
         };
         record().map_err(|source| self.failed("write the identity of the copy", source))

@@ -4,7 +4,8 @@
 //! UUID: the original is closed, and is never attached again.
 //!
 //! *Invariants:* a copy becomes an image only when it is complete, synced, and allocated if it is thick. It never
-//! replaces an image, and the pool has no copy of a volume and the volume at the same time.
+//! replaces an image, and the pool has no copy of a volume and the volume at the same time. An image that a move has made
+//! records the UID of the move. Another image of the volume may be out of date, and is never taken for that.
 
 use std::{
     io,
@@ -21,23 +22,30 @@ use crate::{
     progress,
 };
 
+/// The extended attribute with the UID of the move that made an image of a copy. Only root can read or change it.
+const ARRIVED: &str = "trusted.cistern.arrived";
+
 impl Pool {
     /// Makes the copy of a volume its image after a move, or returns the image of an earlier call. Fails if there is
     /// neither, if the copy is not complete, is being received, or is of something else or of another move, if
-    /// the pool has another image of this name, or if it lacks the blocks of a thick volume.
+    /// the pool has another image of this name, from before the move, or if it lacks the blocks of a thick volume.
     pub fn open_copy(&self, uid: &Uid, volume: &str, by: &Uid) -> Result<Image, Error> {
         self.check()?;
         self.refuse_closed(uid)?;
         let copy = self.open_incoming(uid)?;
         match (self.image(uid)?, copy) {
             (Some(_), Some(_)) => return Err(beside_copy(uid)),
-            (Some(image), None) => self.verify_owner(&image, volume)?,
+            (Some(image), None) => {
+                self.verify_owner(&image, volume)?;
+                self.refuse_unless_made_by(uid, by)?;
+            }
             (None, Some(copy)) => {
                 self.lock_incoming(&copy, uid)?;
                 self.verify_copy(copy.as_fd(), uid, (volume, by))?;
                 // From now on, the copy shares its blocks with nothing.
                 self.remove_point(uid, by)?;
                 self.complete_copy(copy.as_fd(), uid)?;
+                self.mark_arrived(copy.as_fd(), uid, by)?;
                 self.name_copy(copy.as_fd(), uid)
                     .map_err(failed("give the copy the name", uid))?;
             }
@@ -94,6 +102,43 @@ impl Pool {
         }
         allocation::ensure(&*self.system, copy, image.file_size(), progress::UNSEEN)
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
+    }
+
+    /// Records in a copy, or a point, the move that makes it an image. The rename of the file comes after its sync.
+    pub(super) fn mark_arrived(
+        &self,
+        copy: BorrowedFd<'_>,
+        uid: &Uid,
+        by: &Uid,
+    ) -> Result<(), Error> {
+        let (system, value) = (&*self.system, by.as_str().as_bytes());
+        let mark = || match system.attribute(copy, ARRIVED)? {
+            Some(_) => system.replace_attribute(copy, ARRIVED, value),
+            None => system.set_attribute(copy, ARRIVED, value),
+        };
+        mark().map_err(|source| self.no_space_or("mark the copy", uid, source.into()))
+    }
+
+    /// Fails unless a move has made this image.
+    pub(super) fn refuse_unless_arrived(
+        &self,
+        image: BorrowedFd<'_>,
+        uid: &Uid,
+        by: &Uid,
+    ) -> Result<(), Error> {
+        let made_by = self.system.attribute(image, ARRIVED);
+        let made_by = made_by.map_err(failed("read which move made the image", uid))?;
+        if made_by.as_deref() == Some(by.as_str().as_bytes()) {
+            return Ok(());
+        }
+        let (uid, why) = (uid.clone(), IdentityConflict::NotOfMove { by: by.clone() });
+        Err(Error::IdentityConflict { uid, why })
+    }
+
+    /// Fails unless a move has made the image of this name.
+    pub(super) fn refuse_unless_made_by(&self, uid: &Uid, by: &Uid) -> Result<(), Error> {
+        let image = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        self.refuse_unless_arrived(image.as_fd(), uid, by)
     }
 
     fn describe_copy(&self, copy: BorrowedFd<'_>, uid: &Uid) -> Result<Image, Error> {

@@ -61,17 +61,16 @@ impl Pool {
         Ok(true)
     }
 
-    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point is of no use for a closed
-    /// volume, and is removed.
+    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point of this move stays until the copy
+    /// is complete and opened: until then, it is what there is of the volume on this node. That of another move is removed.
     pub(super) fn point_to_begin_with(
         &self,
         request: &CopyRequest,
     ) -> Result<Option<OwnedFd>, Error> {
         let volume = &request.volume;
         let Some(base) = &request.base else {
-            // The copy of a snapshot replaces the point once it is complete: until then, that is what there is of the volume.
             if request.moved_by().is_some() && request.point_for.is_none() {
-                self.remove_point_if(volume, |_| true)?;
+                self.remove_point_if(volume, |moved_by| moved_by != request.moved_by())?;
             }
             return Ok(None);
         };

@@ -41,13 +41,14 @@ pub struct PromotedVolume {
 impl Pool {
     /// Makes the point of a volume its image, or returns the image of an earlier call. Fails if there is neither, if the point
     /// is of another volume or for another move, if a copy of the volume is being received, if the pool has another image of
-    /// this name, or if it lacks the blocks of a thick volume.
+    /// this name, from before the move, or if it lacks the blocks of a thick volume.
     pub fn promote_point(&self, volume: &PromotedVolume, by: &Uid) -> Result<Image, Error> {
         self.check()?;
         let uid = &volume.uid;
         self.refuse_closed(uid)?;
         if let Some(image) = self.image(uid)? {
             self.verify_owner(&image, &volume.name)?;
+            self.refuse_unless_made_by(uid, by)?;
         } else {
             self.make_image(volume, by)?;
         }
@@ -73,6 +74,7 @@ impl Pool {
         }
         self.identify(&file, volume, &state)?;
         self.complete_copy(file.as_fd(), uid)?;
+        self.mark_arrived(file.as_fd(), uid, by)?;
         self.name_point(&file, uid)
             .map_err(failed("give the point the name", uid))
     }

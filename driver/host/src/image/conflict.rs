@@ -108,6 +108,15 @@ pub enum IdentityConflict {
         /// UID of the move that it is opened for.
         by: Uid,
     },
+    /// The pool has an image of a volume that is to move here, and the move has not made it.
+    #[error(
+        "it is an image of the volume from before the VolumeMove with UID {by}, and may be out of date. Delete the VolumeMove; \
+         if nobody needs this image, remove it as an orphan of the pool, and move the volume again"
+    )]
+    NotOfMove {
+        /// UID of the move.
+        by: Uid,
+    },
     /// The pool has the image twice: one is closed for a move.
     #[error("the pool has it, and another one of this name that is closed for a move")]
     BesideClosed,

@@ -344,6 +344,7 @@ fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_
         Provisioning::Thin,
     )));
     let (staging, mine) = (machine.staging("a"), keys(b'a'));
+    let (others, next) = (keys(b'b'), rotated(b'b', b'a'));
     must(stage(&pool, &image, &mine, &staging));
     let blocks = || rustix::fs::statvfs(&staging).unwrap().f_blocks;
     let expand = |size, keys| {
@@ -359,7 +360,12 @@ fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_
     };
     let before = blocks();
     let (second, third) = (Bytes::mib(400), Bytes::mib(500));
-    assert_eq!(must(expand(second, Some(&mine))), second);
+    let wrong = expand(second, Some(&others)).unwrap_err();
+    let is_wrong_key = matches!(wrong, grow::Error::Image(image::Error::WrongKey { .. }));
+    assert!(is_wrong_key && wrong.leaves_it_smaller(), "{wrong}");
+    assert_eq!(blocks(), before);
+    // The Secret has a new key already, which the volume gets when it is staged again.
+    assert_eq!(must(expand(second, Some(&next))), second);
     let grown = blocks();
     assert!(grown > before);
     let no_key = expand(third, None).unwrap_err();

@@ -17,8 +17,8 @@ use cistern_types::{Bytes, Consistency, ExtentSize, FilesystemType, Provisioning
 use crate::{
     fence::{another_move, close, the_move},
     harness::{
-        Machine, Volume, allocated, image_path, image_pool, must, open_new, request, run, uid,
-        unstage,
+        Machine, Volume, allocated, chain, image_path, image_pool, known, must, open_new, request,
+        run, uid, unstage,
     },
     scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
@@ -297,6 +297,92 @@ fn a_copy_never_replaces_an_image_and_none_is_received_beside_its_volume() {
     assert!(matches!(error, Error::Moving { .. }), "{error}");
     let error = pool.open_copy(uid, "pvc-a", &the_move()).unwrap_err();
     assert!(matches!(error, Error::Moving { .. }), "{error}");
+}
+
+#[test]
+fn an_image_from_before_the_move_is_never_taken_for_the_copy() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    // The node had the volume once, was forgotten, and is back.
+    let before = ImageRequest {
+        uid: uid.clone(),
+        filesystem: None,
+        ..request("a", image.size, FilesystemType::Ext4, Provisioning::Thin)
+    };
+    must(other.create_image(&before));
+    close(&pool, uid);
+    let is_refused = |error: Error| {
+        let says = chain(&error);
+        assert!(says.contains(uid.as_str()), "{says}");
+        assert!(says.contains("from before the VolumeMove"), "{says}");
+    };
+    is_refused(other.is_moved(uid, &the_move()).unwrap_err());
+    let opened = other.open_copy(uid, "pvc-a", &the_move());
+    is_refused(opened.unwrap_err());
+    let received = other.receive(&copy_request(&pool, uid)).map(drop);
+    assert!(matches!(received, Err(Error::IdentityConflict { .. })));
+    assert_eq!(must(other.images()).len(), 1);
+
+    // An administrator has removed it.
+    must(other.remove_image(uid));
+    assert!(!must(other.is_moved(uid, &the_move())));
+    copy(&pool, uid, &other);
+    assert!(must(other.is_moved(uid, &the_move())));
+    assert!(!must(other.is_moved(uid, &another_move())));
+    must(other.open_copy(uid, "pvc-a", &the_move()));
+    // The image that this move has made is no other one.
+    assert!(must(other.is_moved(uid, &the_move())));
+    is_refused(other.is_moved(uid, &another_move()).unwrap_err());
+    let opened = other.open_copy(uid, "pvc-a", &another_move());
+    is_refused(opened.unwrap_err());
+}
+
+#[test]
+fn a_copy_is_complete_only_after_the_sync_of_what_says_so() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    let request = copy_request(&pool, uid);
+    let (system, root) = machine.faulty();
+    let faulty = must(root.open_pool(&target(), known(&other)));
+    // What the calls say that fail once each.
+    let errors = |call: &dyn Fn() -> Result<(), Error>| -> Vec<String> {
+        let fails = |at| {
+            system.fail_in(at);
+            let done = call();
+            let has_failed = system.has_failed();
+            system.fail_in(u64::MAX / 2);
+            assert!(has_failed || done.is_ok(), "{done:?}");
+            has_failed.then(|| done.err().map(|error| chain(&error)).unwrap_or_default())
+        };
+        (1..200).map_while(fails).collect()
+    };
+    let is_complete = || must(other.is_moved(uid, &the_move()));
+
+    drop(must(faulty.receive(&request)));
+    let mut begun = 1;
+    // The identity is there, and its sync has failed.
+    while !is_complete() {
+        let incoming = must(faulty.receive(&request));
+        system.fail_in(begun);
+        let completed = incoming.complete();
+        assert!(completed.is_err() && system.has_failed());
+        system.fail_in(u64::MAX / 2);
+        begun += 1;
+    }
+    let says = errors(&|| faulty.is_moved(uid, &the_move()).map(drop));
+    let synced = says
+        .iter()
+        .filter(|it| it.contains("sync the complete copy"));
+    assert!(synced.count() >= 2, "the file and the folder: {says:?}");
+    let says = errors(&|| faulty.receive(&request)?.complete());
+    let synced = says.iter().filter(|it| it.contains("write the identity"));
+    assert!(synced.count() >= 2, "read and synced: {says:?}");
+    assert!(is_complete());
 }
 
 #[test]

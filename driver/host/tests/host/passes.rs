@@ -298,6 +298,73 @@ fn a_point_is_promoted_to_the_volume_in_spite_of_an_interrupted_pass_and_once() 
 }
 
 #[test]
+fn an_image_from_before_a_promotion_is_never_taken_for_the_promoted_point() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = volume(&machine, &pool, "a");
+    let uid = &image.uid;
+    let first = snapshot(&machine, &pool, &image, "s");
+    copy_pass((&pool, &other), uid, &first, None);
+    let before = ImageRequest {
+        uid: uid.clone(),
+        filesystem: None,
+        ..request_of("a")
+    };
+    must(other.create_image(&before));
+    let promoted = PromotedVolume {
+        uid: uid.clone(),
+        name: "pvc-a".to_owned(),
+        size: SIZE,
+        provisioning: Provisioning::Thin,
+        source: None,
+    };
+    let refused = other.promote_point(&promoted, &the_move());
+    assert!(matches!(refused, Err(Error::IdentityConflict { .. })));
+    assert_eq!(must(other.point(uid, &the_move())), Some(first.uid.clone()));
+
+    must(other.remove_image(uid));
+    must(other.promote_point(&promoted, &the_move()));
+    assert!(must(other.is_moved(uid, &the_move())));
+    same_bytes(
+        &target_path(&machine, "images", uid),
+        &image_path(&machine, &first.uid),
+    );
+}
+
+#[test]
+fn a_point_stays_until_a_full_copy_of_the_closed_volume_is_opened() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = volume(&machine, &pool, "a");
+    let uid = &image.uid;
+    let taken = snapshot(&machine, &pool, &image, "s");
+    copy_pass((&pool, &other), uid, &taken, None);
+    change(&machine, &image);
+    close(&pool, uid);
+    let request = CopyRequest {
+        original: must(pool.send(uid, 0)).original().clone(),
+        point_for: None,
+        ..pass(&pool, uid, &taken, None)
+    };
+    let has_point = || must(other.point(uid, &the_move())) == Some(taken.uid.clone());
+    let mut incoming = must(other.receive(&request));
+    let (chunks, _) = sent(&pool, uid, None, 0);
+    must(incoming.write(&chunks[0]));
+    must(incoming.sync());
+    drop(incoming);
+    // It is all that there is of the volume here, should the other node be lost now.
+    assert!(has_point());
+    let mut incoming = must(other.receive(&request));
+    for chunk in &chunks[1..] {
+        must(incoming.write(chunk));
+    }
+    must(incoming.complete());
+    assert!(has_point());
+    must(other.open_copy(uid, "pvc-a", &the_move()));
+    assert_eq!(copies(&machine, uid), [""; 0]);
+}
+
+#[test]
 fn nothing_is_compared_with_an_image_that_is_no_snapshot_of_the_volume() {
     let machine = Machine::new();
     let (pool, other) = (open_new(&machine), open_target(&machine));

@@ -35,7 +35,6 @@ use self::{
 use super::{
     desired::{AssignedObjects, Desired},
     health::Health,
-    plan::{ObjectPhase, phase},
     pools::PoolState,
 };
 use crate::image::Image;
@@ -208,7 +207,7 @@ impl Admission {
             .retain(|uid, reservation| match reservation.holder {
                 Holder::Volume => match (volumes.get(uid), replicas.get(uid)) {
                     (Some(volume), _) => reservation.is_awaited_by_volume(volume),
-                    (None, Some(replica)) => phase(*replica) == ObjectPhase::Admit,
+                    (None, Some(replica)) => reservation.is_awaited_by_replica(replica),
                     (None, None) => false,
                 },
                 Holder::Snapshot { .. } => snapshots
@@ -239,16 +238,36 @@ impl Admission {
     }
 }
 
-/// Fails if a requested limit exceeds the maximum of the pool. A volume without a limit has that of
-/// the pool.
-pub fn check_limits(requested: &IoLimits, pool: &PoolState) -> Result<(), Explanation> {
-    let maximum = &pool.spec.limits.volume_io;
-    if requested.exceed(maximum) {
+/// Fails if a limit that changes exceeds the maximum of the pool. A volume without a limit, or with a higher one that its
+/// class names, has that of the pool.
+pub fn check_limits(
+    requested: &IoLimits,
+    admitted: &IoLimits,
+    maximum: &IoLimits,
+) -> Result<(), Explanation> {
+    let changed = IoLimits {
+        read_iops: unless_equal(requested.read_iops, admitted.read_iops),
+        write_iops: unless_equal(requested.write_iops, admitted.write_iops),
+        read_bytes_per_second: unless_equal(
+            requested.read_bytes_per_second,
+            admitted.read_bytes_per_second,
+        ),
+        write_bytes_per_second: unless_equal(
+            requested.write_bytes_per_second,
+            admitted.write_bytes_per_second,
+        ),
+    };
+    if changed.exceed(maximum) {
         let message =
-            format!("a volume of the pool has at most {maximum}, and {requested} is requested");
+            format!("a volume of the pool has at most {maximum}, and {changed} is requested");
         return Err(Explanation::new(Reason::LimitTooHigh, message));
     }
     Ok(())
+}
+
+/// A requested limit; None if it is the admitted one.
+fn unless_equal<T: Copy + PartialEq>(requested: Option<T>, admitted: Option<T>) -> Option<T> {
+    requested.filter(|limit| admitted != Some(*limit))
 }
 
 /// The ledger of a pool: the watched objects, the pending reservations, and the unclaimed bytes on the
@@ -323,4 +342,106 @@ fn observed<'a, K: HasImage + 'a>(
 fn by_uid<'a, K: HasImage>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a str, &'a K> {
     let with_uid = objects.filter_map(|object| Some((object.meta().uid.as_deref()?, object)));
     with_uid.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::pending};
+
+    use cistern_host::health::{PoolTrouble, PoolVitals};
+    use http::{Request, Response};
+    use kube::{Client, client::Body};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{
+        agent::{
+            desired,
+            health::pool_judgement::{PoolPlace, of_vitals},
+            pools::PoolAvailability,
+        },
+        testing::{
+            at, image_of_volume, image_source, node_pool, ready_volume, wanted_snapshot,
+            wanted_volume,
+        },
+    };
+
+    #[test]
+    fn cmv_05_cmv_06_a_limit_that_stays_does_not_keep_others_from_changing() {
+        let reads = |read_iops| IoLimits {
+            read_iops,
+            ..IoLimits::NONE
+        };
+        let maximum = reads(Some(500));
+        // The limit of a class, or one from before the maximum was lowered.
+        let admitted = reads(Some(5000));
+        let check = |requested: &IoLimits| check_limits(requested, &admitted, &maximum);
+        assert_eq!(check(&admitted), Ok(()));
+        let writes = IoLimits {
+            write_iops: Some(9000),
+            ..admitted
+        };
+        assert_eq!(check(&writes), Ok(()));
+        for allowed in [None, Some(400), Some(500)] {
+            assert_eq!(check(&reads(allowed)), Ok(()));
+        }
+        let refused = check(&reads(Some(501))).unwrap_err();
+        assert_eq!(refused.reason, Reason::LimitTooHigh);
+        assert!(refused.message.contains("501"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_pool_whose_file_has_lost_blocks_takes_nothing_new_until_they_are_allocated() {
+        // Nobody asks it.
+        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
+        let client = Client::new(service_fn(api_server), "default");
+        let (desired, _watches) = desired::watch(&client, "node-1");
+        let health = Arc::<Health>::default();
+        let admission = Admission::new(desired, Arc::clone(&health));
+        let pool = PoolState {
+            spec: node_pool("fast", "uid-of-fast", image_source(Bytes::gib(11))),
+            found: PoolAvailability::unusable(Reason::Pending, "the test has no disk"),
+        };
+        let place = PoolPlace {
+            pool: "fast",
+            node: "node-1",
+        };
+        let probe = |troubles: Vec<PoolTrouble>| {
+            let vitals = PoolVitals {
+                fill: None,
+                troubles,
+            };
+            health.probed("fast", &[], of_vitals(place, &vitals, false), at(0));
+        };
+        let missing = Bytes::mib(64);
+        let lost = || vec![PoolTrouble::NotAllocated { missing }];
+        let nothing = AssignedObjects::default();
+
+        probe(lost());
+        // The reconcile that follows may allocate them.
+        assert_eq!(admission.closed(&pool), None);
+        probe(lost());
+        assert_eq!(admission.closed(&pool), Some(Closed::NotAllocated));
+        let closed_to_volumes = admission.closed_to_volumes(&pool, &nothing);
+        assert_eq!(closed_to_volumes, Some(Closed::NotAllocated));
+        let refused = admission.volume(&wanted_volume(), &pool, None);
+        assert_eq!(refused.unwrap_err().reason, Reason::PoolNotReady);
+        let expected = SnapshotImage::Expected;
+        let refused = admission.snapshot(&wanted_snapshot(), &pool, missing, expected);
+        assert_eq!(refused.unwrap_err().reason, Reason::PoolNotReady);
+        let refused = admission.growth(&ready_volume(), &pool);
+        assert_eq!(refused.unwrap_err().reason, Reason::PoolClosed);
+        // What is there already is counted.
+        let adopted = admission.volume(&wanted_volume(), &pool, Some(&image_of_volume()));
+        assert_eq!(adopted, Ok(Bytes::gib(1)));
+
+        probe(Vec::new());
+        assert_eq!(admission.closed(&pool), Some(Closed::NotAllocated));
+        probe(Vec::new());
+        assert_eq!(admission.closed(&pool), None);
+        assert_eq!(admission.closed_to_volumes(&pool, &nothing), None);
+        // The ledger alone decides again.
+        let refused = admission.volume(&wanted_volume(), &pool, None);
+        assert_eq!(refused.unwrap_err().reason, Reason::TooLarge);
+    }
 }

@@ -172,6 +172,10 @@ async fn reconcile_pool(
         for object in &assigned.snapshots {
             agent.work.snapshots.enqueue(&name(object));
         }
+        // The operator commits a move only while the copy is ready.
+        for object in &assigned.replicas {
+            agent.work.replicas.enqueue(&name(object));
+        }
     }
     is_reconciled
 }

@@ -25,12 +25,13 @@ use cistern_crds::{
     ReplicaPurpose,
 };
 use cistern_host::{Owner, Uid};
-use kube::runtime::controller::Action;
+use kube::runtime::{controller::Action, reflector::ObjectRef};
 use tokio::time::sleep;
 
 use self::status::{Own, ReplicaOutcome};
 use super::{
     Agent,
+    desired::readable,
     kind::Kind as _,
     plan::{ObjectPhase, phase},
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
@@ -191,13 +192,17 @@ impl Reconciliation<'_, PoolReplica> {
     }
 
     /// Waits for a copy and reports its progress. Returns the object as it was last written; None if another client
-    /// has changed it: the next reconcile goes on.
+    /// has changed it, or its removal is requested: the next reconcile goes on, and the copy ends.
     async fn report_while<T>(&self, work: impl Future<Output = T>) -> Option<(T, PoolReplica)> {
         let (mut work, mut object) = (pin!(work), self.object.clone());
         loop {
             tokio::select! {
                 done = &mut work => return Some((done, object)),
                 () = sleep(INTERVAL) => {}
+            }
+            // A source that hangs sends nothing, so that nothing is written which could show it.
+            if self.is_to_be_removed() {
+                return None;
             }
             let copies = &self.agent.transfers.copies;
             let volume = &object.spec.volume_name;
@@ -215,6 +220,13 @@ impl Reconciliation<'_, PoolReplica> {
                 }
             }
         }
+    }
+
+    /// Whether the removal of the image is requested by now, or the object is gone.
+    fn is_to_be_removed(&self) -> bool {
+        let shown = self.agent.desired.replicas.get(&ObjectRef::new(&self.name));
+        let is_requested = |replica: &PoolReplica| replica.spec.deletion_requested;
+        shown.as_deref().and_then(readable).is_none_or(is_requested)
     }
 
     /// Looks for a complete copy. It is the volume's own image once the volume has moved.
@@ -238,7 +250,7 @@ impl Reconciliation<'_, PoolReplica> {
             }
             Err(error) => {
                 let why = Chain(&error).to_string();
-                ReplicaOutcome::NotReady(Explanation::new(Reason::ProvisioningFailed, why))
+                ReplicaOutcome::NotReady(Explanation::new(error.reason(), why))
             }
         };
         let is_complete = matches!(outcome, ReplicaOutcome::Own(_));

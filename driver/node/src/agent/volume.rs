@@ -57,17 +57,7 @@ impl Reconcile for PoolVolume {
         if let Some(step) = moving::next_on(agent, &volume) {
             return Box::pin(reconciliation.take_move_step(step)).await;
         }
-        match step {
-            VolumeStep::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
-            VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
-            VolumeStep::Admit => Box::pin(reconciliation.admit()).await,
-            VolumeStep::AdmitGrowth => Box::pin(reconciliation.admit_growth()).await,
-            VolumeStep::AdmitAttributes => Box::pin(reconciliation.admit_attributes()).await,
-            VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => {
-                reconciliation.prepare(step).await
-            }
-            VolumeStep::Reclaim => reconciliation.reclaim().await,
-        }
+        reconciliation.take(step).await
     }
 
     fn gone(agent: &Agent, name: &str) {
@@ -91,13 +81,26 @@ impl ReconciledImage for PoolVolume {
 }
 
 impl Reconciliation<'_, PoolVolume> {
+    /// Takes a step of a volume that does not move.
+    async fn take(&self, step: VolumeStep) -> Result<Action, Error> {
+        match step {
+            VolumeStep::Rest if self.object.spec.deletion_requested => Ok(Action::await_change()),
+            VolumeStep::Rest => self.end(VolumeOutcome::Rested).await,
+            VolumeStep::Admit => Box::pin(self.admit()).await,
+            VolumeStep::AdmitGrowth => Box::pin(self.admit_growth()).await,
+            VolumeStep::AdmitAttributes => Box::pin(self.admit_attributes()).await,
+            VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => self.prepare(step).await,
+            VolumeStep::Reclaim => self.reclaim().await,
+        }
+    }
+
     /// Reserves the bytes of a volume and makes its image, or refuses it.
     async fn admit(&self) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
             Err(why) => return self.refuse(VolumeOutcome::Refused(why)).await,
         };
-        let image = match self.find_own_image(&usable).await? {
+        let image = match Box::pin(self.find_left_image(&usable)).await? {
             Ok(image) => image,
             Err(error) => {
                 let why = Explanation::new(error.reason(), Chain(&error).to_string());

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 use crate::{
-    moves::{stages::room_for, together::Progress},
+    moves::{actions::room_for, together::Progress},
     testing::moment,
 };
 
@@ -53,33 +53,33 @@ impl Case {
     }
 
     /// Takes the next step as operator and agents do; each pass takes this many seconds. Returns the step.
-    fn advance(&mut self, seconds: u32) -> Stage {
-        let stage = self.next();
-        match stage.clone() {
-            Stage::Record(passes) => {
+    fn advance(&mut self, seconds: u32) -> Action {
+        let action = self.next();
+        match action.clone() {
+            Action::Record(passes) => {
                 let image = passes.copying.as_ref().and_then(|it| it.image.clone());
                 self.record(passes);
                 if let Some(image) = image {
                     self.receive(image, Some(seconds));
                 }
             }
-            Stage::TakeSnapshot => {
+            Action::TakeSnapshot => {
                 let name = self.passes().copying.unwrap().snapshot_name;
                 assert!(self.snapshots[0].is_none());
                 self.snapshots[0] = Some(taken(&name));
             }
-            Stage::RemoveSnapshot(name) => {
+            Action::RemoveSnapshot(name) => {
                 let snapshot = self.find(&name).as_mut().unwrap();
                 snapshot.spec.deletion_requested = true;
                 snapshot.status = None;
             }
-            Stage::ReleaseSnapshot(name) => *self.find(&name) = None,
-            Stage::Wait(_) => self.now += TimeDelta::seconds(10),
-            Stage::CutOver(_) => {}
+            Action::ReleaseSnapshot(name) => *self.find(&name) = None,
+            Action::Wait(_) => self.now += TimeDelta::seconds(10),
+            Action::CutOver(_) => {}
             other => panic!("{other:?}"),
         }
         self.name_snapshots();
-        stage
+        action
     }
 
     fn receive(&mut self, image: String, seconds: Option<u32>) {
@@ -93,11 +93,11 @@ impl Case {
     }
 
     /// Goes on until a step is taken that `is` one.
-    fn until(&mut self, seconds: u32, is: impl Fn(&Stage) -> bool) -> Stage {
+    fn until(&mut self, seconds: u32, is: impl Fn(&Action) -> bool) -> Action {
         for _ in 0..200 {
-            let stage = self.advance(seconds);
-            if is(&stage) {
-                return stage;
+            let action = self.advance(seconds);
+            if is(&action) {
+                return action;
             }
         }
         panic!("{:?} {:?}", self.passes(), self.next())
@@ -112,7 +112,7 @@ impl Case {
     }
 
     fn until_cut_over(&mut self, seconds: u32) -> u32 {
-        self.until(seconds, |it| matches!(it, Stage::CutOver(_)));
+        self.until(seconds, |it| matches!(it, Action::CutOver(_)));
         self.passes().prepared.unwrap().number
     }
 }
@@ -133,8 +133,8 @@ fn taken(name: &str) -> PoolSnapshot {
     snapshot
 }
 
-fn is_wait(reason: Reason) -> impl Fn(&Stage) -> bool {
-    move |stage| matches!(stage, Stage::Wait(why) if why.reason == reason)
+fn is_wait(reason: Reason) -> impl Fn(&Action) -> bool {
+    move |action| matches!(action, Action::Wait(why) if why.reason == reason)
 }
 
 fn end_pods(case: &mut Case) {
@@ -144,7 +144,7 @@ fn end_pods(case: &mut Case) {
 #[test]
 fn a_volume_is_copied_in_passes_until_little_is_left_and_then_its_pods_are_evicted() {
     let mut case = Case::used(Cutover::Automatic);
-    let Stage::Record(begun) = case.advance(30) else {
+    let Action::Record(begun) = case.advance(30) else {
         panic!("{:?}", case.next());
     };
     let pass = begun.copying.unwrap();
@@ -152,16 +152,16 @@ fn a_volume_is_copied_in_passes_until_little_is_left_and_then_its_pods_are_evict
         (pass.number, &pass.image, &pass.base_image),
         (1, &None, &None)
     );
-    assert_eq!(case.advance(30), Stage::TakeSnapshot);
+    assert_eq!(case.advance(30), Action::TakeSnapshot);
     case.until(
         30,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_none()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_none()),
     );
     let first = case.passes().prepared.unwrap();
     assert_eq!((first.number, first.settled), (1, false));
     case.until(
         3,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_some()),
     );
     let second = case.passes().copying.unwrap();
     assert_eq!(second.base_image, Some(first.image.clone()));
@@ -171,7 +171,7 @@ fn a_volume_is_copied_in_passes_until_little_is_left_and_then_its_pods_are_evict
     let [pass, base] = &case.snapshots;
     assert!(pass.is_none());
     assert_eq!(base.as_ref().unwrap().name_any(), second.snapshot_name);
-    assert_eq!(case.next(), Stage::CutOver(case.users.clone()));
+    assert_eq!(case.next(), Action::CutOver(case.users.clone()));
 }
 
 #[test]
@@ -214,12 +214,12 @@ fn a_snapshot_of_a_volume_with_many_extents_is_followed_by_a_longer_pause() {
         .extents = Some(50_000);
     case.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_none()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_none()),
     );
     let received = case.passes().prepared.unwrap().received;
     case.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_some()),
     );
     assert!(case.now - received >= TimeDelta::seconds(100));
 }
@@ -228,14 +228,14 @@ fn a_snapshot_of_a_volume_with_many_extents_is_followed_by_a_longer_pause() {
 fn a_manual_move_is_kept_fresh_and_waits_until_it_is_released() {
     let mut case = Case::used(Cutover::Manual);
     case.until(2, is_wait(Reason::ReadyToCutOver));
-    let Stage::Wait(why) = case.next() else {
+    let Action::Wait(why) = case.next() else {
         panic!("{:?}", case.next());
     };
     assert!(why.message.contains("shop/db-0"), "{}", why.message);
     let began = case.passes().prepared.unwrap();
     case.until(
         2,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_some()),
     );
     assert!(case.now - began.received >= RENEWED);
     case.until(2, is_wait(Reason::ReadyToCutOver));
@@ -251,30 +251,30 @@ fn pods_that_end_by_themselves_let_the_volume_move_with_the_copy_that_is_complet
     let mut between = Case::used(Cutover::Manual);
     between.until(2, is_wait(Reason::ReadyToCutOver));
     end_pods(&mut between);
-    assert_eq!(between.next(), Stage::Declare);
+    assert_eq!(between.next(), Action::Declare);
 
     // The new node has the copy of a pass, and has replaced the one before.
     let mut ended = Case::used(Cutover::Automatic);
     ended.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.prepared.is_some()),
+        |it| matches!(it, Action::Record(it) if it.prepared.is_some()),
     );
     ended.until(60, |it| {
-        matches!(it, Stage::Record(it) if it.copying.as_ref().is_some_and(|it| it.image.is_some()))
+        matches!(it, Action::Record(it) if it.copying.as_ref().is_some_and(|it| it.image.is_some()))
     });
     end_pods(&mut ended);
     ended.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_none()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_none()),
     );
     assert_eq!(ended.passes().prepared.unwrap().number, 2);
-    assert_eq!(ended.next(), Stage::Declare);
+    assert_eq!(ended.next(), Action::Declare);
 
     // Nothing waits for a pass that has not ended.
     let mut early = Case::used(Cutover::Automatic);
-    early.until(60, |it| *it == Stage::TakeSnapshot);
+    early.until(60, |it| *it == Action::TakeSnapshot);
     end_pods(&mut early);
-    assert_eq!(early.next(), Stage::Declare);
+    assert_eq!(early.next(), Action::Declare);
 }
 
 #[test]
@@ -297,31 +297,31 @@ fn a_volume_that_cannot_be_copied_while_used_keeps_nothing_and_moves_once_its_po
     ];
     for refuse in refuse {
         let mut case = Case::used(Cutover::Automatic);
-        case.until(2, |it| *it == Stage::TakeSnapshot);
+        case.until(2, |it| *it == Action::TakeSnapshot);
         refuse(&mut case);
         case.until(2, |it| {
-            matches!(it, Stage::Record(it) if it == &Passes {
+            matches!(it, Action::Record(it) if it == &Passes {
                 not_copied: it.not_copied.clone(), ..Passes::default()
             })
         });
         assert_eq!(case.snapshots, [None, None]);
         // The room for passes is given back.
-        assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Incoming));
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
         case.incoming = None;
-        let Stage::Wait(why) = case.next() else {
+        let Action::Wait(why) = case.next() else {
             panic!("{:?}", case.next());
         };
         assert_eq!(why.reason, Reason::PodsRemain);
         assert!(why.message.contains("full"), "{}", why.message);
         end_pods(&mut case);
-        assert_eq!(case.next(), Stage::Create(ReplicaPurpose::Incoming));
+        assert_eq!(case.next(), Action::Create(ReplicaPurpose::Incoming));
         let (object, volume) = (&case.object, case.volume.as_ref().unwrap());
-        let room = super::super::stages::room_for(object, volume, ReplicaPurpose::Incoming);
+        let room = super::super::actions::room_for(object, volume, ReplicaPurpose::Incoming);
         assert_eq!(room, Bytes::gib(1));
         // A user asks for it once more.
         case.users = vec![pod(Some("node-1"), true)];
         case.object.spec.cutover = Cutover::WhenUnused;
-        assert_eq!(case.next(), Stage::Record(Passes::default()));
+        assert_eq!(case.next(), Action::Record(Passes::default()));
     }
 }
 
@@ -335,22 +335,22 @@ fn pods_that_nothing_makes_again_are_not_evicted_and_no_copy_is_held_for_them() 
         let mut case = Case::used(Cutover::Automatic);
         case.until(
             60,
-            |it| matches!(it, Stage::Record(it) if it.prepared.is_some()),
+            |it| matches!(it, Action::Record(it) if it.prepared.is_some()),
         );
         let mut stays = pod(Some("node-1"), true);
         stays.controller = controller.map(str::to_owned);
         case.users.push(stays.clone());
-        case.until(60, |it| *it == Stage::Record(Passes::default()));
+        case.until(60, |it| *it == Action::Record(Passes::default()));
         assert_eq!(case.snapshots, [None, None]);
-        assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Incoming));
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
         case.incoming = None;
-        let Stage::Wait(why) = case.next() else {
+        let Action::Wait(why) = case.next() else {
             panic!("{:?}", case.next());
         };
         assert_eq!(why.reason, Reason::EvictionBlocked);
         assert!(why.message.contains(says), "{}", why.message);
         case.object.spec.cutover = Cutover::Manual;
-        assert_eq!(case.next(), Stage::Create(ReplicaPurpose::Incoming));
+        assert_eq!(case.next(), Action::Create(ReplicaPurpose::Incoming));
 
         // One that came after the declaration.
         let mut late = Case::declared(Some(FenceState::Closing));
@@ -372,7 +372,7 @@ fn pods_are_evicted_once_no_other_pod_gets_the_volume_and_those_that_end_are_awa
     volume.status.as_mut().unwrap().fence = Case::declared(Some(FenceState::Closing))
         .volume
         .and_then(|it| it.status?.fence);
-    assert_eq!(case.next(), Stage::Evict(vec![pod(Some("node-1"), true)]));
+    assert_eq!(case.next(), Action::Evict(vec![pod(Some("node-1"), true)]));
     case.users[0].is_ending = true;
     assert_eq!(case.waits_for(), Some(Reason::Moving));
     // The next one of its name. It gets no volume, but keeps the other from being unstaged.
@@ -381,7 +381,7 @@ fn pods_are_evicted_once_no_other_pod_gets_the_volume_and_those_that_end_are_awa
     case.users = vec![next.clone()];
     assert_eq!(case.waits_for(), Some(Reason::Moving));
     case.now += TimeDelta::seconds(6);
-    assert_eq!(case.next(), Stage::Evict(vec![next]));
+    assert_eq!(case.next(), Action::Evict(vec![next]));
     case.object.spec.cutover = Cutover::WhenUnused;
     assert_eq!(case.waits_for(), Some(Reason::PodsRemain));
 }
@@ -399,7 +399,7 @@ fn a_blocked_eviction_stays_the_reason_while_the_copy_is_renewed() {
     let status = case.object.status.as_mut().unwrap();
     condition::set(&mut status.conditions, &why, Some(1), moment());
     case.now += FRESH;
-    let Stage::Record(begun) = case.next() else {
+    let Action::Record(begun) = case.next() else {
         panic!("{:?}", case.next());
     };
     case.record(begun);
@@ -415,23 +415,23 @@ fn a_move_that_is_undone_removes_its_snapshots_before_the_copy() {
     let mut case = Case::used(Cutover::Automatic);
     case.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.prepared.is_some()),
+        |it| matches!(it, Action::Record(it) if it.prepared.is_some()),
     );
-    case.until(60, |it| *it == Stage::TakeSnapshot);
+    case.until(60, |it| *it == Action::TakeSnapshot);
     case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
-    assert_eq!(case.next(), Stage::Cancel);
+    assert_eq!(case.next(), Action::Cancel);
     let spec = &mut case.volume.as_mut().unwrap().spec;
     spec.cancelled_move_uid = Some("move-1".to_owned());
     for _ in 0..2 {
         let removed = case.advance(60);
-        assert!(matches!(removed, Stage::RemoveSnapshot(_)), "{removed:?}");
+        assert!(matches!(removed, Action::RemoveSnapshot(_)), "{removed:?}");
         let released = case.advance(60);
         assert!(
-            matches!(released, Stage::ReleaseSnapshot(_)),
+            matches!(released, Action::ReleaseSnapshot(_)),
             "{released:?}"
         );
     }
-    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Incoming));
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn the_base_is_kept_until_the_volume_is_on_its_new_node() {
     let mut case = Case::arrived();
     case.incoming = None;
     case.snapshots[1] = Some(taken("snap-1"));
-    assert_eq!(case.next(), Stage::RemoveSnapshot("snap-1".to_owned()));
+    assert_eq!(case.next(), Action::RemoveSnapshot("snap-1".to_owned()));
     let mut closed = Case::declared(Some(FenceState::Closed));
     closed.snapshots[1] = Some(taken("snap-1"));
     assert_eq!(closed.waits_for(), Some(Reason::Copying));
@@ -450,13 +450,13 @@ fn the_copy_of_a_volume_that_has_grown_gets_more_room_and_stays_the_base_of_the_
     let mut case = Case::used(Cutover::Automatic);
     case.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.prepared.is_some()),
+        |it| matches!(it, Action::Record(it) if it.prepared.is_some()),
     );
     let before = case.passes().prepared.unwrap();
     let status = case.volume.as_mut().unwrap().status.as_mut().unwrap();
     status.reserved = Some(Bytes::gib(2));
     for purpose in [ReplicaPurpose::Retained, ReplicaPurpose::Incoming] {
-        assert_eq!(case.next(), Stage::Grow(purpose));
+        assert_eq!(case.next(), Action::Grow(purpose));
         let size = room_for(&case.object, case.volume.as_ref().unwrap(), purpose);
         case.replica(purpose).spec.size = size;
         assert_eq!(case.waits_for(), Some(Reason::Pending));
@@ -465,9 +465,9 @@ fn the_copy_of_a_volume_that_has_grown_gets_more_room_and_stays_the_base_of_the_
     }
     let begun = case.until(
         60,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_some()),
     );
-    let Stage::Record(begun) = begun else {
+    let Action::Record(begun) = begun else {
         panic!("{begun:?}");
     };
     assert_eq!(begun.copying.unwrap().base_image, Some(before.image));
@@ -481,7 +481,7 @@ fn volumes_of_one_pod_leave_it_together() {
     // Nothing grows old meanwhile.
     case.until(
         2,
-        |it| matches!(it, Stage::Record(it) if it.copying.is_some()),
+        |it| matches!(it, Action::Record(it) if it.copying.is_some()),
     );
     case.companions = vec![companion(Progress::Prepared)];
     case.until_cut_over(2);

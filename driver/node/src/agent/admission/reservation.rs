@@ -1,6 +1,6 @@
 //! The bytes of a pool that the ledger sets aside for an object.
 
-use cistern_crds::{Bytes, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
+use cistern_crds::{Bytes, HasImage as _, PoolReplica, PoolSnapshot, PoolVolume, Provisioning};
 
 use crate::{
     agent::plan::{self, ObjectPhase, VolumeStep},
@@ -95,6 +95,17 @@ impl Reservation {
         }
     }
 
+    /// Whether an image beside a volume's own still waits for this reservation: its first one, or more since its volume has grown.
+    pub fn is_awaited_by_replica(&self, replica: &PoolReplica) -> bool {
+        match plan::phase(replica) {
+            ObjectPhase::Admit => true,
+            ObjectPhase::Admitted => {
+                replica.reserved() < Some(self.size) && replica.spec.size >= self.size
+            }
+            ObjectPhase::Rest | ObjectPhase::Reclaim => false,
+        }
+    }
+
     /// Whether a snapshot still waits for this reservation. The size of a snapshot is known only
     /// when it is taken, so it may need more than its first reservation.
     pub fn is_awaited_by_snapshot(&self, snapshot: &PoolSnapshot) -> bool {
@@ -115,7 +126,25 @@ mod tests {
     };
 
     use super::*;
-    use crate::testing::{admitted_snapshot, at, ready_snapshot, wanted_snapshot};
+    use crate::testing::{admitted_snapshot, at, ready_snapshot, replica, wanted_snapshot};
+
+    #[test]
+    fn a_reservation_is_kept_until_the_watch_shows_that_the_copy_has_it() {
+        let reservation = |gib| Reservation::for_replica(&replica("pvc-1", 1), Bytes::gib(gib));
+        let mut copy = replica("pvc-1", 1);
+        copy.status = None;
+        copy.spec.size = Bytes::gib(1);
+        assert!(reservation(1).is_awaited_by_replica(&copy));
+        copy.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
+        assert!(!reservation(1).is_awaited_by_replica(&copy));
+        // The volume grows meanwhile.
+        copy.spec.size = Bytes::gib(2);
+        assert!(reservation(2).is_awaited_by_replica(&copy), "not shown yet");
+        copy.status.get_or_insert_default().reserved = Some(Bytes::gib(2));
+        assert!(!reservation(2).is_awaited_by_replica(&copy));
+        copy.spec.deletion_requested = true;
+        assert!(!reservation(3).is_awaited_by_replica(&copy));
+    }
 
     #[test]
     fn a_reservation_is_kept_until_the_snapshot_has_it_or_is_refused() {

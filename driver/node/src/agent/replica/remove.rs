@@ -1,14 +1,18 @@
 //! Removes the image of a replica whose spec requests it.
+//!
+//! *Invariant:* an open image is closed and removed only if the API server says that the volume is on another node, in a later
+//! epoch. Without a PoolVolume, nothing says so: its object may have been deleted to be created again. The image stays then, as an
+//! orphan.
 
 use std::sync::Arc;
 
 use cistern_client::Chain;
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Reason, ReplicaPurpose};
-use cistern_host::{InvalidUid, Pool, Uid, image};
+use cistern_host::{Fence, InvalidUid, Pool, Uid, image};
 use kube::runtime::controller::Action;
 use tokio::time::timeout;
 
-use super::status::ReplicaOutcome;
+use super::status::{Own, ReplicaOutcome};
 use crate::{
     agent::{
         reconcile::{LOCKED, Reconciliation},
@@ -46,7 +50,7 @@ impl Reconciliation<'_, PoolReplica> {
             let why = Explanation::new(Reason::InUse, why);
             return self.end(ReplicaOutcome::NotReclaimed(why)).await;
         }
-        let is_here = volume.is_some_and(|it| it.spec.node_name == self.object.spec.node_name);
+        let place = Place::of(self.object, volume.as_ref());
         let pool = match self.pool() {
             Ok((_, usable)) => Arc::clone(&usable.pool),
             Err(why) => return self.end(kept(why.message)).await,
@@ -58,13 +62,19 @@ impl Reconciliation<'_, PoolReplica> {
         let replica = self.object.clone();
         let removing = on_host((permit, guard), move || {
             let pool = pool.images_for(MOVES)?;
-            remove(pool, &replica, is_here)
+            remove(pool, &replica, place)
         });
+        let replica = &self.name;
         match removing.await.map_err(|source| self.broken(source))? {
-            Ok(()) => {
-                let (replica, purpose) = (&self.name, self.object.spec.purpose);
+            Ok(Removal::Done) => {
+                let purpose = self.object.spec.purpose;
                 tracing::info!(replica, ?purpose, "removed the image as requested");
                 self.end(ReplicaOutcome::Reclaimed).await
+            }
+            Ok(Removal::Left) => {
+                let why = left(self.object);
+                tracing::warn!(replica, why, "the image stays");
+                self.end(ReplicaOutcome::Own(Own::Left(why))).await
             }
             Err(error) => self.end(kept(Chain(&error).to_string())).await,
         }
@@ -119,28 +129,91 @@ pub(super) fn close(pool: &Pool, image: &Uid, by: &Uid) -> Result<(), image::Err
     Ok(())
 }
 
-/// Removes the image. If the volume is on this node, its own image has the same name and is neither closed nor a
-/// copy.
-fn remove(pool: &Pool, replica: &PoolReplica, is_here: bool) -> Result<(), Stays> {
+/// Whether a volume, as the API server has it, was on this node in the epoch of the replica and is on another one now.
+pub(super) fn has_left(replica: &PoolReplica, volume: &PoolVolume) -> bool {
+    let (kept, spec) = (&replica.spec, &volume.spec);
+    spec.node_name != kept.node_name && spec.epoch > kept.epoch
+}
+
+/// Where the volume of a replica is, as the API server has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// On this node: its own image has the same name as that of the replica, and is neither closed nor a copy.
+    Here,
+    /// It has left this node.
+    Elsewhere,
+    /// There is no PoolVolume, or one that was created again.
+    Unknown,
+}
+
+impl Place {
+    fn of(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Self {
+        match volume {
+            Some(volume) if volume.spec.node_name == replica.spec.node_name => Self::Here,
+            Some(volume) if has_left(replica, volume) => Self::Elsewhere,
+            Some(_) | None => Self::Unknown,
+        }
+    }
+}
+
+/// What became of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removal {
+    /// It is gone, or the volume's own.
+    Done,
+    /// It stays, and is nobody's.
+    Left,
+}
+
+/// Removes the image of a replica.
+fn remove(pool: &Pool, replica: &PoolReplica, place: Place) -> Result<Removal, Stays> {
     let image: Uid = replica.spec.image.parse()?;
     let by: Uid = replica.spec.move_uid.parse()?;
-    match replica.spec.purpose {
-        ReplicaPurpose::Incoming => pool.remove_copy(&image, &by)?,
-        ReplicaPurpose::Retained if is_here => {}
-        ReplicaPurpose::Retained => {
+    match (replica.spec.purpose, place) {
+        (ReplicaPurpose::Incoming, _) => pool.remove_copy(&image, &by)?,
+        (ReplicaPurpose::Retained, Place::Here) => {}
+        (ReplicaPurpose::Retained, Place::Elsewhere) => {
             close(pool, &image, &by)?;
             pool.remove_closed(&image, &by)?;
         }
+        (ReplicaPurpose::Retained, Place::Unknown) => return remove_closed(pool, &image, &by),
     }
-    Ok(())
+    Ok(Removal::Done)
+}
+
+/// Removes an image that is closed for a move, and leaves an open one, without the mark of this move: whoever creates the PoolVolume
+/// again gets it.
+fn remove_closed(pool: &Pool, image: &Uid, by: &Uid) -> Result<Removal, Stays> {
+    if pool.image(image)?.is_none() {
+        pool.remove_closed(image, by)?;
+        return Ok(Removal::Done);
+    }
+    if pool.fence(image)? == (Fence::Closing { by: by.clone() }) {
+        pool.reopen(image, by)?;
+    }
+    Ok(Removal::Left)
+}
+
+/// Why the image of a replica stays although its removal was requested.
+fn left(replica: &PoolReplica) -> String {
+    let (name, image) = (&replica.spec.volume_name, &replica.spec.image);
+    format!(
+        "image {image} was not removed and is an orphan of the pool: PoolVolume {name} does not exist, and nothing says that its data \
+         is on another node. To use the data, create PoolVolume {name} again; if nobody needs it, remove the orphan"
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, MoveTarget, PoolReplicaSpec, Provisioning};
+    use cistern_crds::{
+        Bytes, ConditionType, MoveTarget, PoolReplicaSpec, Provisioning, condition,
+    };
 
     use super::*;
-    use crate::testing::ready_volume;
+    use crate::{
+        agent::replica::status,
+        testing::{at, ready_volume},
+    };
 
     /// A replica of `ready_volume`, which is on node-1 and moves to node-2 from epoch 0.
     fn replica(purpose: ReplicaPurpose) -> PoolReplica {
@@ -204,5 +277,30 @@ mod tests {
         // Never declared, and not cancelled: the volume is where it was.
         assert_eq!(needs(Retained, volume("node-1", 0, 0, false)), None);
         assert_eq!(needed_by(&replica(Retained), None), None);
+    }
+
+    #[test]
+    fn an_open_image_is_removed_only_if_the_volume_is_on_another_node_in_a_later_epoch() {
+        let kept = replica(ReplicaPurpose::Retained);
+        let place = |volume: Option<&PoolVolume>| Place::of(&kept, volume);
+        assert_eq!(place(None), Place::Unknown, "the object is gone");
+        let created_again = volume("node-2", 0, 0, false);
+        assert_eq!(place(Some(&created_again)), Place::Unknown);
+        assert_eq!(place(Some(&volume("node-1", 1, 1, false))), Place::Here);
+        let moved = volume("node-2", 1, 1, false);
+        assert_eq!(place(Some(&moved)), Place::Elsewhere);
+    }
+
+    #[test]
+    fn an_image_that_stays_is_an_orphan_and_its_bytes_are_not_reserved_twice() {
+        let mut kept = replica(ReplicaPurpose::Retained);
+        kept.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
+        let outcome = ReplicaOutcome::Own(Own::Left(left(&kept)));
+        let after = status::after(&kept, &outcome, at(0));
+        assert_eq!(after.reserved, None);
+        let reclaimed = condition::holding(&after.conditions, ConditionType::Reclaimed).unwrap();
+        for part in ["image uid-1 was not removed", "PoolVolume pvc-1", "orphan"] {
+            assert!(reclaimed.message.contains(part), "{}", reclaimed.message);
+        }
     }
 }

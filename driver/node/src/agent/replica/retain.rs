@@ -9,12 +9,12 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolReplica, PoolVolume, Reason};
+use cistern_crds::{Explanation, PoolReplica, Reason};
 use cistern_host::{Pool, Uid, image::Error as HostError};
 use kube::runtime::controller::Action;
 
 use super::{
-    remove::{self, Stays},
+    remove::{self, Stays, has_left},
     status::{Own, ReplicaOutcome},
 };
 use crate::{
@@ -78,12 +78,6 @@ impl Reconciliation<'_, PoolReplica> {
             }
         }
     }
-}
-
-/// Whether a volume, as the API server has it, was on this node in the epoch of the replica and is on another one now.
-fn has_left(replica: &PoolReplica, volume: &PoolVolume) -> bool {
-    let (kept, spec) = (&replica.spec, &volume.spec);
-    spec.node_name != kept.node_name && spec.epoch > kept.epoch
 }
 
 fn close(pool: &Pool, replica: &PoolReplica) -> Result<(), Stays> {

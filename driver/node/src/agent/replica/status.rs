@@ -25,6 +25,8 @@ pub enum Own {
     Copying(CopyProgress),
     /// The copy has all data of the volume.
     Complete,
+    /// The removal is done without that of the image, which belongs to no object from now on. Says why.
+    Left(String),
 }
 
 /// The conditions of a replica.
@@ -65,6 +67,11 @@ pub fn after(
             own = Some(ConditionUpdate::new(ready, false, reason, message));
         }
         ReplicaOutcome::Own(Own::Copying(progress)) => own = Some(finding(progress)),
+        ReplicaOutcome::Own(Own::Left(why)) => {
+            (status.reserved, status.snapshot) = (None, None);
+            let (reclaimed, reason) = (ConditionType::Reclaimed, Reason::Reconciled);
+            own = Some(ConditionUpdate::new(reclaimed, true, reason, why));
+        }
         ReplicaOutcome::Rested
         | ReplicaOutcome::Ready(_)
         | ReplicaOutcome::NotReady(_)

@@ -16,7 +16,10 @@ use cistern_host::{
 };
 use cistern_transfer::{Error, Fetch, fetch};
 use futures::StreamExt as _;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 
 use super::{
     copies::RunningCopy,
@@ -29,6 +32,8 @@ use crate::{agent::Agent, blocking::on_host, image::COPIES, locks::VolumeGuard};
 const SYNCED: u64 = 64 << 20;
 /// Milliseconds after which a source is asked again that has refused: it may see the permission a moment later than this node.
 const REFUSED: [u64; 4] = [50, 100, 200, 400];
+/// How long a source may send nothing. It may compare a large image that has not changed, but a disk that hangs never ends.
+const IDLE: Duration = Duration::from_mins(10);
 /// Chunks that wait to be written.
 const QUEUED: usize = 2;
 
@@ -92,14 +97,24 @@ async fn on_pool<T: Send + 'static>(
         .map_err(|error| failed(&error))
 }
 
+/// Whether the pool has all that is wanted. Its failure ends this attempt.
+async fn is_received(pool: &Arc<dyn Engine>, wanted: &Wanted) -> Result<bool, NotCopied> {
+    let (pool, wanted) = (Arc::clone(pool), wanted.clone());
+    let found = on_host((), move || wanted.is_received(&*pool)).await;
+    let found = found.map_err(|error| failed(&error))?;
+    found.map_err(|error| {
+        let why = Chain(&error).to_string();
+        NotCopied::Later(Explanation::new(error.reason(), why))
+    })
+}
+
 /// Receives what is left of a copy.
 async fn receive_rest(
     agent: &Agent,
     wanted: &Wanted,
     (pool, guard): (Arc<dyn Engine>, VolumeGuard),
 ) -> Result<Received, NotCopied> {
-    let sought = wanted.clone();
-    if on_pool(&pool, move |pool| sought.is_received(pool)).await? {
+    if is_received(&pool, wanted).await? {
         return Ok(Received::Complete);
     }
     let Some(route) = route(agent, wanted).await? else {
@@ -145,6 +160,10 @@ async fn receive_rest(
         Ok(()) => Ok(Received::Complete),
         Err(Ended::Source(error)) => {
             let why = Chain(&error).to_string();
+            Err(unreachable(&route.node, wanted, &why))
+        }
+        Err(Ended::Silent(limit)) => {
+            let why = format!("it has sent nothing for {limit:?}, and its disk may hang");
             Err(unreachable(&route.node, wanted, &why))
         }
         Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
@@ -214,6 +233,8 @@ fn begin(agent: &Agent, wanted: &Wanted, node: &str, extent: (Bytes, Bytes)) -> 
 enum Ended {
     /// The source does not send any more.
     Source(cistern_transfer::Error),
+    /// The source has sent nothing for so long.
+    Silent(Duration),
     /// It cannot be written.
     Disk(Explanation),
 }
@@ -227,14 +248,17 @@ async fn copied(
     guard: VolumeGuard,
 ) -> Result<(), Ended> {
     let from = incoming.written().0;
-    let mut chunks = fetch.read(from).await.map_err(Ended::Source)?;
+    let mut chunks = within(IDLE, fetch.read(from))
+        .await?
+        .map_err(Ended::Source)?;
     let (sender, receiver) = mpsc::channel(QUEUED);
     let writing = on_host(guard, move || write(incoming, &copy, receiver, now));
     // It owns the sender, so that an end of the source ends the writer.
     let reading = async move {
-        while let Some(chunk) = chunks.next().await {
+        while let Some(chunk) = within(IDLE, chunks.next()).await? {
+            let chunk = chunk.map_err(Ended::Source)?;
             // The writer has failed, and says why.
-            if sender.send(Next::Chunk(chunk?)).await.is_err() {
+            if sender.send(Next::Chunk(chunk)).await.is_err() {
                 return Ok(());
             }
         }
@@ -245,7 +269,13 @@ async fn copied(
     written
         .map_err(|error| Ended::Disk(explanation(&error)))?
         .map_err(|error| Ended::Disk(explanation(&error)))?;
-    read.map_err(Ended::Source)
+    read
+}
+
+/// Waits for the source, which may hang.
+async fn within<T>(limit: Duration, answer: impl Future<Output = T>) -> Result<T, Ended> {
+    let answered = timeout(limit, answer).await;
+    answered.map_err(|_| Ended::Silent(limit))
 }
 
 /// What the writer gets. Without [`Next::End`] the copy is not complete.
@@ -277,4 +307,18 @@ fn write(
         copy.reached(incoming.written().0, length, now());
     }
     incoming.sync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_copy_ends_once_its_source_has_sent_nothing_for_long() {
+        let limit = Duration::from_millis(20);
+        let hangs = within(limit, std::future::pending::<()>()).await;
+        assert!(matches!(hangs, Err(Ended::Silent(it)) if it == limit));
+        let answers = within(limit, std::future::ready(7)).await;
+        assert!(matches!(answers, Ok(7)));
+    }
 }

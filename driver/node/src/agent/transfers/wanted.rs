@@ -5,7 +5,7 @@ use cistern_crds::{
     Bytes, ContentSource, ExtentSize, HasImage as _, ImageTransferSpec, PoolReplica, PoolVolume,
     SourceKind, TransferPurpose,
 };
-use cistern_host::{Engine, InvalidUid, SnapshotRecord, Uid, copy::Original, image};
+use cistern_host::{Engine, InvalidUid, SnapshotRecord, Uid, copy::Original};
 use kube::ResourceExt as _;
 
 use crate::{image::COPIES, image::name_of};
@@ -123,11 +123,14 @@ impl Wanted {
         }
     }
 
-    /// Whether nothing more has to be received. Fails if the pool cannot be read, or while the copy is received.
-    /// Blocks.
-    pub fn is_received(&self, pool: &dyn Engine) -> Result<bool, image::Error> {
+    /// Whether nothing more has to be received. Fails if the pool cannot be read, if it has an image of a volume that moves here
+    /// from before the move, or while the copy is received. Blocks.
+    pub fn is_received(&self, pool: &dyn Engine) -> Result<bool, crate::image::Error> {
         let pool = pool.images_for(COPIES)?;
-        pool.is_received(&self.copy, &self.image)
+        Ok(match self.moved_by()? {
+            None => pool.is_received(&self.copy, &self.image)?,
+            Some(by) => pool.is_moved(&self.copy, &by)?,
+        })
     }
 
     /// What is copied, for messages.

@@ -35,10 +35,18 @@ impl Reconciliation<'_, PoolVolume> {
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
         let attributes = self.object.spec.attributes;
-        let NodePool { name, source, .. } = &pool_state.spec;
+        let admitted = self.object.admitted_attributes();
+        let NodePool {
+            name,
+            source,
+            limits,
+            ..
+        } = &pool_state.spec;
         let held = source.holds(name, attributes.provisioning);
-        let checked =
-            held.and_then(|()| admission::check_limits(&attributes.io_limits, &pool_state));
+        let checked = held.and_then(|()| {
+            let (requested, admitted) = (&attributes.io_limits, &admitted.io_limits);
+            admission::check_limits(requested, admitted, &limits.volume_io)
+        });
         let refusal = match checked {
             Err(why) => Some(Own::AttributesRefused(why)),
             Ok(()) if attributes.provisioning == Provisioning::Thick && !self.is_thick() => {

@@ -5,7 +5,7 @@
 //! target declared ─▶ closing ─▶ (status) ─▶ closed, once nothing has it attached ─▶ (status)
 //! the spec names this node, which has the complete copy ─▶ the copy becomes the image
 //! the same, but the spec names the move whose standby copy was promoted ─▶ the copy of the last snapshot becomes the image
-//! the target is gone, and the spec still names this node ─▶ the image is opened again
+//! the target is gone, and the spec still names this node ─▶ the image is opened again, also if no status has reported that it is closing
 //! ```
 //!
 //! *Invariant:* each state is on the disk before the status reports it, because the operator acts on the status.
@@ -17,7 +17,7 @@ use cistern_crds::{
     Explanation, FenceState, FenceStatus, HasImage as _, PoolReplica, PoolVolume, PoolVolumeStatus,
     volume::ImageStatus,
 };
-use cistern_host::{Pool, Root, Uid, copy::PromotedVolume, image::Error as HostError};
+use cistern_host::{Fence, Pool, Root, Uid, copy::PromotedVolume, image::Error as HostError};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use super::status::{Own, VolumeOutcome};
@@ -26,11 +26,12 @@ use crate::{
         Agent,
         desired::readable,
         plan::{self, VolumeStep},
+        pools::Usable,
         reconcile::{LOCKED, Reconciliation},
         work::Error,
     },
     blocking::on_host,
-    image::{self, MOVES, name_of},
+    image::{self, Image, MOVES, name_of},
 };
 
 /// When to try again to close an image that is attached. Unstaging triggers it, too.
@@ -51,6 +52,8 @@ pub(super) enum MoveStep {
         /// UID of the VolumeMove.
         by: String,
     },
+    /// Remove the mark of its image, if it has one: the status has not reported a move, but the write may have failed.
+    Unmark,
     /// Make its copy the image: the volume has moved here.
     Open {
         /// UID of the VolumeMove.
@@ -92,8 +95,12 @@ pub(super) fn next<'a>(
             return Some(MoveStep::Promote { by });
         }
     }
-    let by = status.fence.as_ref()?.move_uid.clone();
-    Some(MoveStep::Reopen { by })
+    Some(match &status.fence {
+        Some(fence) => MoveStep::Reopen {
+            by: fence.move_uid.clone(),
+        },
+        None => MoveStep::Unmark,
+    })
 }
 
 /// The next step of a move, by the replicas of this node.
@@ -117,6 +124,10 @@ impl Reconciliation<'_, PoolVolume> {
                     Err(action) => Ok(action),
                 }
             }
+            MoveStep::Unmark => match self.unmark().await? {
+                Ok(()) => Box::pin(self.take(plan::next(self.object))).await,
+                Err(action) => Ok(action),
+            },
             MoveStep::Open { by } => {
                 let name = self.name.clone();
                 let step = move |pool: &Pool, uid: &Uid| {
@@ -139,6 +150,53 @@ impl Reconciliation<'_, PoolVolume> {
                 self.arrive(step).await
             }
         }
+    }
+
+    /// Removes the mark of the image, if it is closing: no status names the move. Otherwise it has failed, and when it is tried
+    /// again is in the error.
+    async fn unmark(&self) -> Result<Result<(), Action>, Error> {
+        // The next step says why the pool cannot be used. Logical volumes do not move.
+        let has_images = |usable: &Usable| usable.pool.images().is_some();
+        if !self.pool().is_ok_and(|(_, usable)| has_images(&usable)) {
+            return Ok(Ok(()));
+        }
+        let step = |pool: &Pool, uid: &Uid| Ok(reopen_closing(pool, uid)?);
+        Ok(self.on_image(step).await?.map(|((), _)| ()))
+    }
+
+    /// Finds the image of a predecessor with the same name. Opens it again if it is closing, or closed for a move that this object
+    /// declares, and that closes it again, or that is given up. Fails if it is closed for another move, which may have taken the data
+    /// to another node.
+    pub(super) async fn find_left_image(
+        &self,
+        usable: &Usable,
+    ) -> Result<Result<Option<Image>, image::Error>, Error> {
+        if usable.pool.images().is_none() {
+            return self.find_own_image(usable).await;
+        }
+        // Before the search: a closed image is found, and refused.
+        let target = self.object.spec.target.as_ref();
+        if let Some(by) = target.map(|target| target.move_uid.clone()) {
+            let (name, pool) = (self.name.clone(), Arc::clone(&usable.pool));
+            let permit = self.permit().await;
+            let work = on_host(permit, move || {
+                reopen_left(pool.images_for(MOVES)?, &name, &by.parse()?)
+            });
+            if let Err(error) = work.await.map_err(|source| self.broken(source))? {
+                return Ok(Err(error));
+            }
+        }
+        let found = self.find_own_image(usable).await?;
+        let Ok(Some(image)) = &found else {
+            return Ok(found);
+        };
+        let (uid, pool) = (image.image.uid.clone(), Arc::clone(&usable.pool));
+        let permit = self.permit().await;
+        let work = on_host(permit, move || {
+            Ok::<_, image::Error>(reopen_closing(pool.images_for(MOVES)?, &uid.parse()?)?)
+        });
+        let unmarked = work.await.map_err(|source| self.broken(source))?;
+        Ok(unmarked.and(found))
     }
 
     /// Closes the image to the next state, and reports it.
@@ -236,6 +294,30 @@ fn close_unused(root: &Root, pool: &Pool, uid: &Uid, by: &Uid) -> Result<bool, i
     }
 }
 
+/// Removes the mark of an image that is closing. A closed image is left as it is.
+fn reopen_closing(pool: &Pool, uid: &Uid) -> Result<(), HostError> {
+    match pool.fence(uid) {
+        Ok(Fence::Closing { by }) => pool.reopen(uid, &by),
+        // The next step reports what is missing.
+        Ok(Fence::Open | Fence::Closed { .. }) | Err(HostError::Missing { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens an image again that a volume of this name has left closed for a move.
+fn reopen_left(pool: &Pool, name: &str, by: &Uid) -> Result<(), image::Error> {
+    for left in pool.closed()? {
+        let (image, closed_for) = (left.image, left.by);
+        let owner = image.identity.map(|identity| identity.owner);
+        let is_its = owner.is_some_and(|owner| owner.volume() == Some(name));
+        if is_its && closed_for.as_ref() == Some(by) {
+            pool.reopen(&image.uid, by)?;
+            tracing::warn!(volume = name, image = %image.uid, "opened an image again that the volume had left closed");
+        }
+    }
+    Ok(())
+}
+
 /// What a standby copy becomes.
 fn promoted(volume: &PoolVolume, uid: &Uid) -> Result<PromotedVolume, image::Error> {
     let source = volume.spec.content_source.as_ref();
@@ -325,9 +407,19 @@ mod tests {
         assert_eq!(step(&undone, &[copy.clone()]), Some(open));
         copy.spec.epoch = 2;
         assert_eq!(step(&undone, &[copy]), reopen, "of another epoch");
-        // The disk is in another machine.
-        undone.status.as_mut().unwrap().fence = None;
-        assert_eq!(step(&undone, &[]), None);
+    }
+
+    #[test]
+    fn a_volume_of_a_new_epoch_loses_a_mark_that_no_status_has_reported() {
+        // The move was undone before the status said that the image is closing, or the disk is in another machine.
+        let mut undone = ready_volume();
+        undone.spec.epoch = 1;
+        assert_eq!(undone.status.as_ref().unwrap().fence, None);
+        assert_eq!(step(&undone, &[]), Some(MoveStep::Unmark));
+        undone.spec.deletion_requested = true;
+        assert_eq!(step(&undone, &[]), Some(MoveStep::Unmark));
+        undone.status.as_mut().unwrap().epoch = 1;
+        assert_eq!(step(&undone, &[]), None, "reported");
     }
 
     #[test]
@@ -335,14 +427,15 @@ mod tests {
         let mut volume = ready_volume();
         volume.spec.epoch = 1;
         let mut copy = replica("pvc-1", 1);
-        assert_eq!(step(&volume, &[copy.clone()]), None);
+        let unmark = Some(MoveStep::Unmark);
+        assert_eq!(step(&volume, &[copy.clone()]), unmark);
         volume.spec.promoted_move_uid = Some("move-0".to_owned());
-        assert_eq!(step(&volume, &[copy.clone()]), None, "of an earlier move");
+        assert_eq!(step(&volume, &[copy.clone()]), unmark, "of an earlier move");
         let by = "move-1".to_owned();
         volume.spec.promoted_move_uid = Some(by.clone());
         let promote = MoveStep::Promote { by: by.clone() };
         assert_eq!(step(&volume, &[copy.clone()]), Some(promote));
-        assert_eq!(step(&volume, &[]), None);
+        assert_eq!(step(&volume, &[]), unmark);
         // The copy of the closed volume has what was written since.
         copy.status.get_or_insert_default().complete = true;
         assert_eq!(step(&volume, &[copy]), Some(MoveStep::Open { by }));

@@ -7,7 +7,8 @@ use super::*;
 use crate::{
     moves::{
         passes::Passes,
-        testing::{Case, pod, replica},
+        testing::{Case, companion, complete, pod, received, replica},
+        together::Progress,
     },
     testing::moment,
 };
@@ -68,7 +69,7 @@ fn promoted() -> Case {
 
 fn why(case: &Case) -> (Reason, String) {
     match case.next() {
-        Stage::Wait(why) => (why.reason, why.message),
+        Action::Wait(why) => (why.reason, why.message),
         other => panic!("{other:?}"),
     }
 }
@@ -76,7 +77,7 @@ fn why(case: &Case) -> (Reason, String) {
 #[track_caller]
 fn begins(case: &Case, number: u32) {
     match case.next() {
-        Stage::Record(Passes {
+        Action::Record(Passes {
             copying: Some(pass),
             ..
         }) => {
@@ -92,7 +93,7 @@ fn a_standby_copy_is_renewed_at_its_interval_whether_or_not_pods_use_the_volume(
     for users in [vec![pod(Some("node-1"), true)], Vec::new()] {
         let mut case = standby();
         case.users = users;
-        let rests = Stage::Rest(
+        let rests = Action::Rest(
             "node node-2 has a copy of the volume, which is renewed every 60 seconds".to_owned(),
         );
         assert_eq!(case.next(), rests);
@@ -110,7 +111,7 @@ fn a_standby_copy_is_renewed_at_its_interval_whether_or_not_pods_use_the_volume(
     let mut fresh = standby();
     let status = fresh.object.status.as_mut().unwrap();
     status.prepared = None;
-    assert!(matches!(fresh.next(), Stage::Record(_)), "the first pass");
+    assert!(matches!(fresh.next(), Action::Record(_)), "the first pass");
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn a_standby_copy_lags_once_it_is_older_than_two_intervals_and_says_why() {
     let mut case = standby();
     // Its node is silent: the pass waits for its snapshot.
     case.now = after(60);
-    let Stage::Record(passes) = case.next() else {
+    let Action::Record(passes) = case.next() else {
         panic!("{:?}", case.next());
     };
     let pass = passes.copying.clone().unwrap();
@@ -127,7 +128,7 @@ fn a_standby_copy_lags_once_it_is_older_than_two_intervals_and_says_why() {
     snapshot.metadata.name = Some(pass.snapshot_name);
     snapshot.status = None;
     case.snapshots[0] = Some(snapshot);
-    assert!(matches!(case.next(), Stage::Rest(_)));
+    assert!(matches!(case.next(), Action::Rest(_)));
     case.now = after(120);
     let (reason, message) = why(&case);
     assert_eq!(reason, Reason::StandbyLags);
@@ -149,7 +150,7 @@ fn a_standby_copy_lags_once_it_is_older_than_two_intervals_and_says_why() {
 #[test]
 fn a_standby_copy_is_promoted_only_if_its_node_is_lost_and_it_is_as_new_as_demanded() {
     let case = promotable();
-    assert_eq!(case.next(), Stage::RecordPromotion(moment()));
+    assert_eq!(case.next(), Action::RecordPromotion(moment()));
     let refused = |change: &dyn Fn(&mut Case)| {
         let mut case = promotable();
         change(&mut case);
@@ -174,6 +175,8 @@ fn a_standby_copy_is_promoted_only_if_its_node_is_lost_and_it_is_as_new_as_deman
             let copy = case.incoming.as_mut().unwrap();
             "move-0".clone_into(&mut copy.spec.move_uid);
         }),
+        refused(&|case| received(case.incoming.as_mut().unwrap(), "image-2")),
+        refused(&|case| case.incoming.as_mut().unwrap().spec.deletion_requested = true),
         refused(&|case| case.object.status.as_mut().unwrap().prepared = None),
     ] {
         assert!(lost.contains("no complete copy"), "{lost}");
@@ -186,18 +189,119 @@ fn a_promotion_that_is_recorded_is_committed_without_a_fence() {
     case.object.status.as_mut().unwrap().promoted = Some(moment());
     // The node is back meanwhile.
     case.source.is_lost = false;
-    assert_eq!(case.next(), Stage::Declare);
+    assert_eq!(case.next(), Action::Declare);
     let declared = Case::declared(None);
     case.volume = declared.volume;
-    assert_eq!(case.next(), Stage::Commit);
+    assert_eq!(case.next(), Action::Commit);
     // The volume was being closed for a move when its node was lost.
     let mut closing = promotable();
     closing.volume = Case::declared(Some(cistern_crds::FenceState::Closing)).volume;
-    assert_eq!(closing.next(), Stage::RecordPromotion(moment()));
+    assert_eq!(closing.next(), Action::RecordPromotion(moment()));
     // Neither is done for a volume that is to be deleted.
     let mut unwanted = promotable();
     unwanted.volume.as_mut().unwrap().spec.deletion_requested = true;
-    assert_eq!(unwanted.next(), Stage::Cancel);
+    assert_eq!(unwanted.next(), Action::GiveUp);
+}
+
+fn delete(case: &mut Case) {
+    let deleted = cistern_crds::time::to_kubernetes(moment());
+    case.object.metadata.deletion_timestamp = Some(deleted);
+}
+
+#[test]
+fn a_promotion_that_is_recorded_is_carried_out_although_the_move_is_deleted() {
+    let mut case = promotable();
+    case.object.status.as_mut().unwrap().promoted = Some(moment());
+    delete(&mut case);
+    case.disk_at = Some("node-3");
+    assert_eq!(case.next(), Action::Declare);
+    let spec = &mut case.volume.as_mut().unwrap().spec;
+    spec.cancelled_move_uid = Some("move-1".to_owned());
+    assert_eq!(case.next(), Action::Declare);
+    spec_of(&mut case).target = spec_of(&mut Case::declared(None)).target.clone();
+    assert_eq!(case.next(), Action::Commit);
+    spec_of(&mut case).deletion_requested = true;
+    assert_eq!(case.next(), Action::Commit);
+    // There is nothing that could become the volume.
+    case.incoming.as_mut().unwrap().spec.deletion_requested = true;
+    assert_eq!(case.next(), Action::Undo);
+}
+
+fn spec_of(case: &mut Case) -> &mut cistern_crds::PoolVolumeSpec {
+    &mut case.volume.as_mut().unwrap().spec
+}
+
+#[test]
+fn a_promotion_that_is_not_recorded_keeps_no_move_from_being_given_up() {
+    let declared = || Case {
+        volume: Case::declared(Some(cistern_crds::FenceState::Closing)).volume,
+        ..promotable()
+    };
+    let give_up: [fn(&mut Case); 4] = [
+        delete,
+        |case| case.lost = Some("gone"),
+        |case| case.disk_at = Some("node-3"),
+        |case| case.companions = vec![companion(Progress::Absent)],
+    ];
+    for give_up in give_up {
+        let mut case = declared();
+        give_up(&mut case);
+        assert_eq!(case.next(), Action::Undo);
+    }
+    let mut early = promotable();
+    early.disk_at = Some("node-3");
+    assert_eq!(early.next(), Action::Cancel, "its disk has newer data");
+}
+
+#[test]
+fn a_move_goes_on_while_the_promotion_of_its_copy_is_refused() {
+    let mut case = promotable();
+    case.source.is_lost = false;
+    case.volume = Case::declared(Some(cistern_crds::FenceState::Closed)).volume;
+    assert_eq!(why(&case).0, Reason::NotPromotable);
+    complete(case.incoming.as_mut().unwrap());
+    assert_eq!(case.next(), Action::Commit);
+}
+
+#[test]
+fn a_pass_that_ended_before_the_node_was_lost_is_promoted_as_of_its_snapshot() {
+    let mut case = promotable();
+    let status = case.object.status.as_mut().unwrap();
+    status.copying = Some(cistern_crds::MovePass {
+        number: 4,
+        snapshot_name: "pass-4".to_owned(),
+        image: Some("image-4".to_owned()),
+        base_image: Some("image-3".to_owned()),
+    });
+    received(case.incoming.as_mut().unwrap(), "image-4");
+    assert_eq!(case.next(), Action::RecordPromotion(moment()), "at least");
+    let mut snapshot = ready_snapshot();
+    snapshot.status.as_mut().unwrap().creation_time = Some(after(60));
+    case.snapshots[0] = Some(snapshot);
+    assert_eq!(case.next(), Action::RecordPromotion(after(60)));
+}
+
+#[test]
+fn a_standby_copy_is_kept_when_a_growth_is_refused_or_its_volume_becomes_thick() {
+    let mut refused = standby();
+    let copy = refused.incoming.as_mut().unwrap();
+    copy.spec.size = cistern_crds::Bytes::gib(4);
+    assert!(matches!(refused.next(), Action::Rest(_)));
+    let retained = refused.retained.as_mut().unwrap();
+    retained.spec.size = cistern_crds::Bytes::gib(2);
+    assert!(matches!(refused.next(), Action::Rest(_)));
+    let mut thick = standby();
+    let thick_now = cistern_crds::Provisioning::Thick;
+    spec_of(&mut thick).attributes.provisioning = thick_now;
+    assert_eq!(thick.next(), Action::Release(ReplicaPurpose::Retained));
+    thick.retained.as_mut().unwrap().spec.provisioning = thick_now;
+    let Action::Rest(message) = thick.next() else {
+        panic!("{:?}", thick.next());
+    };
+    assert!(
+        message.contains("thick now and the room for its copy thin"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -207,27 +311,26 @@ fn the_superseded_image_is_kept_until_its_volume_move_is_deleted() {
     let (reason, message) = why(&case);
     assert_eq!(reason, Reason::Superseded);
     assert!(message.contains("delete this VolumeMove"), "{message}");
-    let deleted = cistern_crds::time::to_kubernetes(moment());
-    case.object.metadata.deletion_timestamp = Some(deleted);
-    assert_eq!(case.next(), Stage::RemoveSnapshot("pass-3".to_owned()));
+    delete(&mut case);
+    assert_eq!(case.next(), Action::RemoveSnapshot("pass-3".to_owned()));
     case.snapshots = [None, None];
-    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Retained));
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Retained));
     case.retained = None;
-    assert_eq!(case.next(), Stage::End);
+    assert_eq!(case.next(), Action::End);
 }
 
 #[test]
 fn nothing_waits_for_a_node_that_is_forgotten() {
     let mut case = promoted();
     case.source.is_forgotten = true;
-    assert_eq!(case.next(), Stage::ReleaseSnapshot("pass-3".to_owned()));
+    assert_eq!(case.next(), Action::ReleaseSnapshot("pass-3".to_owned()));
     case.snapshots = [None, None];
-    assert_eq!(case.next(), Stage::Release(ReplicaPurpose::Retained));
+    assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
     case.retained = None;
-    assert_eq!(case.next(), Stage::End);
+    assert_eq!(case.next(), Action::End);
     // The copy is the volume's own image first.
     let mut arriving = promoted();
     arriving.source.is_forgotten = true;
     arriving.incoming = Some(replica(ReplicaPurpose::Incoming, "node-2", 1));
-    assert_eq!(arriving.next(), Stage::Release(ReplicaPurpose::Incoming));
+    assert_eq!(arriving.next(), Action::Release(ReplicaPurpose::Incoming));
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        testing::{Case, companion, pod, replica},
+        testing::{Case, companion, complete, pod, replica},
         together::Progress,
     },
     *,
@@ -14,9 +14,9 @@ use crate::testing::moment;
 #[test]
 fn a_move_reserves_room_on_both_nodes_before_it_declares_its_target() {
     let mut case = Case::decided();
-    assert_eq!(case.next(), Stage::Create(ReplicaPurpose::Retained));
+    assert_eq!(case.next(), Action::Create(ReplicaPurpose::Retained));
     case.retained = Case::prepared().retained;
-    assert_eq!(case.next(), Stage::Create(ReplicaPurpose::Incoming));
+    assert_eq!(case.next(), Action::Create(ReplicaPurpose::Incoming));
     let mut unreserved = replica(ReplicaPurpose::Incoming, "node-2", 1);
     unreserved.status = None;
     case.incoming = Some(unreserved.clone());
@@ -26,7 +26,7 @@ fn a_move_reserves_room_on_both_nodes_before_it_declares_its_target() {
     condition::set(&mut status.conditions, &refused, Some(1), moment());
     case.incoming = Some(unreserved);
     assert_eq!(case.waits_for(), Some(Reason::NoSpace));
-    assert_eq!(Case::prepared().next(), Stage::Declare);
+    assert_eq!(Case::prepared().next(), Action::Declare);
     let mut grown = Case::prepared();
     grown
         .volume
@@ -36,7 +36,7 @@ fn a_move_reserves_room_on_both_nodes_before_it_declares_its_target() {
         .as_mut()
         .unwrap()
         .reserved = Some(Bytes::gib(2));
-    assert_eq!(grown.next(), Stage::Grow(ReplicaPurpose::Retained));
+    assert_eq!(grown.next(), Action::Grow(ReplicaPurpose::Retained));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_volume_in_use_or_not_ready_does_not_begin_to_move() {
     used.users = vec![pod(None, false)];
     assert_eq!(
         used.next(),
-        Stage::Declare,
+        Action::Declare,
         "a pod without a node has no volume"
     );
     let mut unready = Case::decided();
@@ -71,60 +71,75 @@ fn a_volume_is_committed_once_it_is_closed_and_its_copy_complete() {
     let mut closed = Case::declared(Some(FenceState::Closed));
     assert_eq!(closed.waits_for(), Some(Reason::Copying));
     let copy = closed.incoming.as_mut().unwrap();
-    copy.status.get_or_insert_default().complete = true;
-    assert_eq!(closed.next(), Stage::Commit);
+    complete(copy);
+    assert_eq!(closed.next(), Action::Commit);
+    // The disk with the copy has failed meanwhile.
+    let status = closed.incoming.as_mut().unwrap().status.as_mut().unwrap();
+    let missing =
+        ConditionUpdate::new(ConditionType::Ready, false, Reason::ImageMissing, "missing");
+    condition::set(&mut status.conditions, &missing, Some(1), moment());
+    assert_eq!(closed.waits_for(), Some(Reason::ImageMissing));
+    complete(closed.incoming.as_mut().unwrap());
     // The fence of another move.
     let fence = closed.volume.as_mut().unwrap().status.as_mut().unwrap();
     "move-0".clone_into(&mut fence.fence.as_mut().unwrap().move_uid);
     assert_eq!(closed.waits_for(), Some(Reason::Moving));
 }
 
+/// An administrator deletes the VolumeMove.
+fn delete(case: &mut Case) {
+    case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+}
+
+/// The volume is to be deleted, and the VolumeMove says so.
+fn request_deletion(case: &mut Case) {
+    case.volume.as_mut().unwrap().spec.deletion_requested = true;
+    assert_eq!(case.next(), Action::GiveUp);
+    delete(case);
+}
+
 #[test]
 fn a_move_that_is_given_up_is_cancelled_before_the_declaration_and_undone_after_it() {
-    let give_up: [fn(&mut Case); 3] = [
+    let give_up: [fn(&mut Case); 4] = [
+        delete,
+        request_deletion,
+        |case| case.lost = Some("gone"),
         |case| {
-            case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+            case.disk_at = Some("node-3");
         },
-        |case| case.volume.as_mut().unwrap().spec.deletion_requested = true,
-        |case| case.lost = Some("the node is gone"),
     ];
     for give_up in give_up {
         let mut early = Case::prepared();
         give_up(&mut early);
-        assert_eq!(early.next(), Stage::Cancel);
+        assert_eq!(early.next(), Action::Cancel);
+        early.disk_at = None;
         let spec = &mut early.volume.as_mut().unwrap().spec;
         spec.cancelled_move_uid = Some("move-1".to_owned());
-        assert_eq!(early.next(), Stage::Remove(ReplicaPurpose::Incoming));
+        assert_eq!(early.next(), Action::Remove(ReplicaPurpose::Incoming));
         let mut late = Case::declared(Some(FenceState::Closed));
-        late.incoming
-            .as_mut()
-            .unwrap()
-            .status
-            .as_mut()
-            .unwrap()
-            .complete = true;
+        complete(late.incoming.as_mut().unwrap());
         give_up(&mut late);
-        assert_eq!(late.next(), Stage::Undo);
+        assert_eq!(late.next(), Action::Undo);
     }
     let mut without_copy = Case::declared(Some(FenceState::Closed));
     without_copy.incoming = None;
-    assert_eq!(without_copy.next(), Stage::Undo);
+    assert_eq!(without_copy.next(), Action::Undo);
 }
 
 #[test]
 fn an_undone_move_removes_the_copy_and_nothing_of_the_source() {
     let mut undone = Case::prepared();
     undone.volume.as_mut().unwrap().spec.epoch = 1;
-    assert_eq!(undone.next(), Stage::Remove(ReplicaPurpose::Incoming));
+    assert_eq!(undone.next(), Action::Remove(ReplicaPurpose::Incoming));
     let copy = undone.incoming.as_mut().unwrap();
     copy.spec.deletion_requested = true;
     assert_eq!(undone.waits_for(), Some(Reason::RemovingImage));
     undone.incoming.as_mut().unwrap().status = None;
-    assert_eq!(undone.next(), Stage::Release(ReplicaPurpose::Incoming));
+    assert_eq!(undone.next(), Action::Release(ReplicaPurpose::Incoming));
     undone.incoming = None;
-    assert_eq!(undone.next(), Stage::Release(ReplicaPurpose::Retained));
+    assert_eq!(undone.next(), Action::Release(ReplicaPurpose::Retained));
     undone.retained = None;
-    assert_eq!(undone.next(), Stage::End);
+    assert_eq!(undone.next(), Action::End);
 }
 
 #[test]
@@ -132,24 +147,24 @@ fn the_target_of_an_earlier_move_is_undone() {
     let mut case = Case::declared(Some(FenceState::Closed));
     let target = case.volume.as_mut().unwrap().spec.target.as_mut().unwrap();
     "move-0".clone_into(&mut target.move_uid);
-    assert_eq!(case.next(), Stage::Undo);
+    assert_eq!(case.next(), Action::Undo);
 }
 
 #[test]
 fn the_former_node_keeps_its_image_until_the_volume_is_used_or_for_five_minutes() {
     let mut case = Case::arrived();
-    assert_eq!(case.next(), Stage::Release(ReplicaPurpose::Incoming));
+    assert_eq!(case.next(), Action::Release(ReplicaPurpose::Incoming));
     case.incoming = None;
     case.is_to_follow = true;
-    assert_eq!(case.next(), Stage::Follow);
+    assert_eq!(case.next(), Action::Follow);
     case.is_to_follow = false;
     let left = pod(Some("node-1"), false);
     case.users = vec![left.clone()];
-    assert_eq!(case.next(), Stage::DeletePods(vec![left]));
+    assert_eq!(case.next(), Action::DeletePods(vec![left]));
     case.users = vec![pod(Some("node-2"), false)];
     assert_eq!(case.waits_for(), Some(Reason::OldImageKept));
     case.users = vec![pod(Some("node-2"), true)];
-    let remove = Stage::Remove(ReplicaPurpose::Retained);
+    let remove = Action::Remove(ReplicaPurpose::Retained);
     assert_eq!(case.next(), remove);
     case.users.clear();
     assert_eq!(case.waits_for(), Some(Reason::OldImageKept));
@@ -159,9 +174,9 @@ fn the_former_node_keeps_its_image_until_the_volume_is_used_or_for_five_minutes(
     retained.spec.deletion_requested = true;
     assert_eq!(case.waits_for(), Some(Reason::RemovingImage));
     case.retained.as_mut().unwrap().status = None;
-    assert_eq!(case.next(), Stage::Release(ReplicaPurpose::Retained));
+    assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
     case.retained = None;
-    assert_eq!(case.next(), Stage::End);
+    assert_eq!(case.next(), Action::End);
 }
 
 #[test]
@@ -179,19 +194,64 @@ fn nothing_is_removed_before_the_new_node_is_ready() {
 }
 
 #[test]
-fn the_replicas_of_a_volume_that_is_gone_are_removed() {
+fn a_volume_that_follows_its_disk_leaves_its_replicas_until_it_is_ready_there() {
+    let mut cancelled = Case::prepared();
+    cancelled.disk_at = Some("node-3");
+    let spec = &mut cancelled.volume.as_mut().unwrap().spec;
+    spec.cancelled_move_uid = Some("move-1".to_owned());
+    let mut undone = Case::prepared();
+    undone.disk_at = Some("node-3");
+    undone.volume.as_mut().unwrap().spec.epoch = 1;
+    for mut case in [cancelled, undone] {
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+        case.retained = None;
+        assert_eq!(case.next(), Action::End, "with the copy left");
+    }
+}
+
+#[test]
+fn a_volume_that_is_created_again_elsewhere_is_not_moved_by_an_old_plan() {
+    let mut elsewhere = Case::prepared();
+    "node-3".clone_into(&mut elsewhere.volume.as_mut().unwrap().spec.node_name);
+    let mut earlier = Case::prepared();
+    let plan = earlier.object.status.as_mut().unwrap().plan.as_mut();
+    plan.unwrap().epoch = 3;
+    for mut case in [elsewhere, earlier] {
+        assert_eq!(case.waits_for(), Some(Reason::NotMovable));
+        delete(&mut case);
+        assert_eq!(case.next(), Action::Cancel);
+    }
+}
+
+#[test]
+fn replicas_are_made_anew_for_another_provisioning_and_nothing_is_committed_without_its_blocks() {
+    let make_thick = |case: &mut Case| {
+        let volume = case.volume.as_mut().unwrap();
+        volume.spec.attributes.provisioning = Provisioning::Thick;
+    };
     let mut case = Case::prepared();
-    case.volume = None;
-    case.is_to_follow = true;
-    assert_eq!(
-        case.next(),
-        Stage::Follow,
-        "its PersistentVolume is created again first"
-    );
-    case.is_to_follow = false;
-    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Incoming));
+    make_thick(&mut case);
+    // Its image is the volume's own.
+    assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+    case.retained.as_mut().unwrap().spec.provisioning = Provisioning::Thick;
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+    case.incoming.as_mut().unwrap().spec.provisioning = Provisioning::Thick;
+    assert_eq!(case.next(), Action::Declare);
+    let mut late = Case::declared(Some(FenceState::Closed));
+    complete(late.incoming.as_mut().unwrap());
+    make_thick(&mut late);
+    assert_eq!(late.next(), Action::Undo);
+    late.incoming.as_mut().unwrap().spec.provisioning = Provisioning::Thick;
+    assert_eq!(late.next(), Action::Commit);
+}
+
+#[test]
+fn an_old_image_goes_with_its_volume() {
+    let mut case = Case::arrived();
+    case.volume.as_mut().unwrap().spec.deletion_requested = true;
+    assert_eq!(case.next(), Action::GiveUp, "the copy is not handed over");
     case.incoming = None;
-    assert_eq!(case.next(), Stage::Remove(ReplicaPurpose::Retained));
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Retained));
 }
 
 #[test]
@@ -207,19 +267,13 @@ fn volumes_that_move_together_wait_for_each_other_before_the_declaration_and_the
         assert_eq!(early.waits_for(), expected, "{progress:?}");
     }
     let mut late = Case::declared(Some(FenceState::Closed));
-    late.incoming
-        .as_mut()
-        .unwrap()
-        .status
-        .as_mut()
-        .unwrap()
-        .complete = true;
+    complete(late.incoming.as_mut().unwrap());
     late.companions = vec![companion(Progress::Prepared)];
     assert_eq!(late.waits_for(), Some(Reason::WaitingForOthers));
     late.companions = vec![companion(Progress::Absent)];
-    assert_eq!(late.next(), Stage::Undo, "the other was given up");
+    assert_eq!(late.next(), Action::Undo, "the other was given up");
     late.companions = vec![companion(Progress::Complete)];
-    assert_eq!(late.next(), Stage::Commit);
+    assert_eq!(late.next(), Action::Commit);
 }
 
 #[test]
@@ -232,17 +286,10 @@ fn a_companion_is_as_far_as_its_objects_say() {
     };
     assert_eq!(progress(&Case::decided()), Progress::Waiting);
     assert_eq!(progress(&Case::prepared()), Progress::Reserved);
-    let mut complete = Case::declared(Some(FenceState::Closed));
-    assert_eq!(progress(&complete), Progress::Prepared);
-    complete
-        .incoming
-        .as_mut()
-        .unwrap()
-        .status
-        .as_mut()
-        .unwrap()
-        .complete = true;
-    assert_eq!(progress(&complete), Progress::Complete);
+    let mut whole = Case::declared(Some(FenceState::Closed));
+    assert_eq!(progress(&whole), Progress::Prepared);
+    complete(whole.incoming.as_mut().unwrap());
+    assert_eq!(progress(&whole), Progress::Complete);
     assert_eq!(progress(&Case::arrived()), Progress::Complete);
     let mut elsewhere = Case::prepared();
     elsewhere.object.status = serde_json::from_value(json!({

@@ -5,17 +5,36 @@ use cistern_crds::{
     PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition,
 };
 
-use super::Stage;
-use crate::moves::removal::{self, Removal};
+use super::{Action, Seen};
+use crate::moves::{
+    passes,
+    removal::{self, Removal},
+};
 
 /// Removes a replica, after its image.
-pub(in crate::moves) fn clear_one(replica: &PoolReplica) -> Stage {
+pub(in crate::moves) fn clear_one(replica: &PoolReplica) -> Action {
     let purpose = replica.spec.purpose;
     match removal::next(replica, "its image of the volume") {
-        Removal::Request => Stage::Remove(purpose),
-        Removal::Wait(why) => Stage::Wait(why),
-        Removal::Release => Stage::Release(purpose),
+        Removal::Request => Action::Remove(purpose),
+        Removal::Wait(why) => Action::Wait(why),
+        Removal::Release => Action::Release(purpose),
     }
+}
+
+/// Makes room for a replica that has another size or provisioning, or another move. That of the node that has the volume owns
+/// the volume's own image, which stays.
+pub(super) fn discard(seen: &Seen<'_>, replica: &PoolReplica) -> Action {
+    match replica.spec.purpose {
+        ReplicaPurpose::Retained => Action::Release(ReplicaPurpose::Retained),
+        ReplicaPurpose::Incoming => {
+            passes::remove_snapshots(seen).unwrap_or_else(|| clear_one(replica))
+        }
+    }
+}
+
+/// Whether the new node has all data of the volume, and can read it.
+pub(in crate::moves) fn is_usable(copy: &PoolReplica) -> bool {
+    copy.is_complete() && condition::holds(copy.conditions(), ConditionType::Ready)
 }
 
 /// Whether a volume can begin to move.
@@ -68,10 +87,10 @@ pub(in crate::moves) fn is_copied_while_used(object: &VolumeMove) -> bool {
     }
 }
 
-/// Why a replica has no room yet.
-pub(super) fn unreserved(replica: &PoolReplica) -> Option<Explanation> {
+/// Why a replica has no room yet for what the volume needs.
+pub(super) fn unreserved(replica: &PoolReplica, needed: Bytes) -> Option<Explanation> {
     let reserved = replica.reserved();
-    if reserved >= Some(replica.spec.size) {
+    if reserved >= Some(needed) {
         return None;
     }
     let node = &replica.spec.node_name;

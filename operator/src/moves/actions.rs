@@ -5,25 +5,30 @@
 //!   ─▶ opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is removed
 //! pods use it, and may ─▶ replicas ─▶ copied in passes (`passes`) ─▶ target declared ─▶ closing ─▶ pods evicted ─▶ closed …
 //! given up before the commit: cancelled or undone ─▶ the copy is removed
+//! the volume is gone (`bereft`) ─▶ what is left of its data stays, unless its deletion was requested
 //! a standby copy (`standby`) ─▶ replicas ─▶ passes without end, until it is promoted or cut over
 //! ```
 //!
 //! `docs/design-moving.md` has the reasons, and the crate `model` checks them.
 
+mod bereft;
 mod checks;
 mod standby;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
-    ConditionType, Cutover, Explanation, FenceState, MovePlan, PoolReplica, PoolSnapshot,
-    PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition, time,
+    ConditionType, Cutover, Explanation, FenceState, MovePlan, MoveTarget, PoolReplica,
+    PoolSnapshot, PoolVolume, Provisioning, Reason, ReplicaPurpose, VolumeMove, condition, time,
 };
 
-pub(super) use self::checks::{
-    clear_one, copying, is_copied_while_used, is_movable, room_for, size_of,
-};
-use self::checks::{fence, unreserved};
+use kube::ResourceExt as _;
+
+use self::checks::{discard, fence, unreserved};
 pub(super) use self::standby::Source;
+pub(super) use self::{
+    bereft::is_all_that_is_left,
+    checks::{clear_one, copying, is_copied_while_used, is_movable, is_usable, room_for, size_of},
+};
 use super::{
     passes::{self, Passes},
     pods::User,
@@ -35,7 +40,7 @@ const KEPT: TimeDelta = TimeDelta::minutes(5);
 
 /// The next step of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum Action {
     /// Create the replica: the object that owns an image beside the volume's own.
     Create(ReplicaPurpose),
     /// Raise the size of a replica, because the volume has grown.
@@ -58,6 +63,9 @@ pub(super) enum Stage {
     Cancel,
     /// Give up the declared target.
     Undo,
+    /// Delete the VolumeMove, because the deletion of the volume is requested. Once the volume is gone, that is what says
+    /// that its copy may go, too.
+    GiveUp,
     /// Note that the standby copy, whose data has this time, becomes the volume.
     RecordPromotion(DateTime<Utc>),
     /// Let the volume name the new node.
@@ -97,7 +105,9 @@ pub(super) struct Seen<'a> {
     pub(super) companions: &'a [Companion],
     /// Why the new node cannot take the volume any more.
     pub(super) lost: Option<&'a str>,
-    /// What became of the former node. Known only if the copy is to be promoted.
+    /// The node that has taken over the disk of the volume, to which the volume is to follow.
+    pub(super) disk_at: Option<&'a str>,
+    /// What became of the former node. Known only if the copy is to be promoted, or if the volume is not there.
     pub(super) source: Source,
     /// Whether a step with the PersistentVolume is left.
     pub(super) is_to_follow: bool,
@@ -105,28 +115,34 @@ pub(super) struct Seen<'a> {
 }
 
 /// The next step of a move.
-pub(super) fn next(seen: &Seen<'_>) -> Stage {
+pub(super) fn next(seen: &Seen<'_>) -> Action {
     let Some(volume) = seen.volume else {
-        return if seen.is_to_follow {
-            Stage::Follow
-        } else {
-            seen.clear()
-        };
+        return seen.bereft();
     };
     let spec = &volume.spec;
-    if spec.epoch >= seen.plan.epoch {
+    let is_over = spec.epoch >= seen.plan.epoch;
+    if seen.is_unwanted(volume, is_over) {
+        return Action::GiveUp;
+    }
+    if is_over {
         return if spec.node_name == seen.plan.to_node {
             seen.arrived(volume)
         } else {
-            seen.clear()
+            seen.clear(volume)
         };
     }
+    let is_foreign = |target: &MoveTarget| target.move_uid != seen.object.move_uid();
+    // An earlier VolumeMove has left it.
+    if spec.target.as_ref().is_some_and(is_foreign) {
+        return Action::Undo;
+    }
+    if let Some(action) = seen.promote(volume) {
+        return action;
+    }
     match &spec.target {
-        // An earlier VolumeMove has left it.
-        Some(target) if target.move_uid != seen.object.move_uid() => Stage::Undo,
         Some(_) => seen.declared(volume),
-        None if seen.is_cancelled(volume) => seen.clear(),
-        None if seen.is_given_up(volume) => Stage::Cancel,
+        None if seen.is_cancelled(volume) => seen.clear(volume),
+        None if seen.is_given_up(volume) => Action::Cancel,
         None => seen.prepare(volume),
     }
 }
@@ -137,6 +153,22 @@ impl Seen<'_> {
         self.object.metadata.deletion_timestamp.is_some()
             || volume.spec.deletion_requested
             || self.lost.is_some()
+            || self.disk_at.is_some()
+    }
+
+    /// Whether the deletion of the volume is requested, and the VolumeMove does not say so yet. A copy that the volume has
+    /// not taken over would be kept once the volume is gone.
+    fn is_unwanted(&self, volume: &PoolVolume, is_over: bool) -> bool {
+        // The old image of a promoted volume goes only if an administrator deletes the VolumeMove.
+        let is_carried_out = if is_over {
+            self.is_promoted()
+        } else {
+            self.promote(volume).is_some()
+        };
+        volume.spec.deletion_requested
+            && self.object.metadata.deletion_timestamp.is_none()
+            && self.incoming.is_some()
+            && !is_carried_out
     }
 
     fn is_cancelled(&self, volume: &PoolVolume) -> bool {
@@ -144,78 +176,105 @@ impl Seen<'_> {
     }
 
     /// Before the target is declared: nothing has changed for the volume, and its pods can use it.
-    fn prepare(&self, volume: &PoolVolume) -> Stage {
+    fn prepare(&self, volume: &PoolVolume) -> Action {
+        if let Some(why) = self.unplanned(volume) {
+            return Action::Wait(why);
+        }
         if let Some(interval) = self.object.standby_interval() {
             return self.standby(volume, interval);
         }
         if let Err(why) = is_movable(volume) {
-            return Stage::Wait(why);
+            return Action::Wait(why);
         }
         let in_use = self.in_use();
         if let Some(why) = &in_use
-            && let Some(stage) = self.leave_to_users(volume, why)
+            && let Some(action) = self.leave_to_users(volume, why)
         {
-            return stage;
+            return action;
         }
-        if let Some(stage) = self.reserve(volume) {
-            return stage;
+        if let Some(action) = self.reserve(volume) {
+            return action;
         }
         if in_use.is_none() {
-            if let Some(stage) = passes::ended(self) {
-                return stage;
+            if let Some(action) = passes::ended(self) {
+                return action;
             }
             let waits = self.wait_for(Companion::is_reserved);
-            return waits.map_or(Stage::Declare, Stage::Wait);
+            return waits.map_or(Action::Declare, Action::Wait);
         }
-        if let Some(stage) = passes::next(self, volume) {
-            return stage;
+        if let Some(action) = passes::next(self, volume) {
+            return action;
         }
         let waits = self.wait_for(Companion::is_prepared);
-        waits.map_or_else(|| Stage::CutOver(self.holders()), Stage::Wait)
+        waits.map_or_else(|| Action::CutOver(self.holders()), Action::Wait)
+    }
+
+    /// Why the plan is not for this volume: somebody has created it again meanwhile, elsewhere or with another epoch.
+    fn unplanned(&self, volume: &PoolVolume) -> Option<Explanation> {
+        let (spec, plan) = (&volume.spec, self.plan);
+        let is_planned =
+            spec.node_name == plan.from_node && spec.epoch.saturating_add(1) == plan.epoch;
+        (!is_planned).then(|| {
+            let (node, epoch) = (&spec.node_name, spec.epoch);
+            let message = format!(
+                "PoolVolume {} is on node {node} in epoch {epoch}, for which the move was not planned: delete this \
+                 VolumeMove, which removes its copy, and create it again",
+                self.object.spec.volume_name
+            );
+            Explanation::new(Reason::NotMovable, message)
+        })
     }
 
     /// Reserves room on both nodes; None once they have it.
-    fn reserve(&self, volume: &PoolVolume) -> Option<Stage> {
+    fn reserve(&self, volume: &PoolVolume) -> Option<Action> {
         for (purpose, replica) in [
             (ReplicaPurpose::Retained, self.retained),
             (ReplicaPurpose::Incoming, self.incoming),
         ] {
             let Some(replica) = replica else {
-                return Some(Stage::Create(purpose));
+                return Some(Action::Create(purpose));
             };
             let spec = &replica.spec;
             let needed = room_for(self.object, volume, purpose);
             let is_ours = spec.move_uid == self.object.move_uid() && !spec.deletion_requested;
             // The volume has grown meanwhile.
             if is_ours && spec.size < needed {
-                return Some(Stage::Grow(purpose));
+                return Some(Action::Grow(purpose));
             }
-            // It is not copied any more while pods use it.
-            if !is_ours || spec.size > needed {
-                return Some(passes::remove_snapshots(self).unwrap_or_else(|| clear_one(replica)));
+            // It is not copied any more while pods use it. What has room for passes may have more than it needs.
+            let is_too_large = spec.size > needed && !is_copied_while_used(self.object);
+            if !is_ours || is_too_large || self.is_to_be_provisioned_anew(replica, volume) {
+                return Some(discard(self, replica));
             }
-            if let Some(why) = unreserved(replica) {
-                return Some(passes::refused(self, purpose, &why).unwrap_or(Stage::Wait(why)));
+            if let Some(why) = unreserved(replica, needed) {
+                return Some(passes::refused(self, purpose, &why).unwrap_or(Action::Wait(why)));
             }
         }
         None
     }
 
+    /// Whether a replica was made for another provisioning than the volume has now. A standby copy is kept nevertheless.
+    fn is_to_be_provisioned_anew(&self, replica: &PoolReplica, volume: &PoolVolume) -> bool {
+        let is_standby = self.object.standby_interval().is_some()
+            && replica.spec.purpose == ReplicaPurpose::Incoming;
+        replica.spec.provisioning != volume.spec.attributes.provisioning && !is_standby
+    }
+
     /// What is done with a volume that pods use and that is not copied meanwhile; None if it is.
-    fn leave_to_users(&self, volume: &PoolVolume, why: &Explanation) -> Option<Stage> {
+    fn leave_to_users(&self, volume: &PoolVolume, why: &Explanation) -> Option<Action> {
         let passes = Passes::of(self.object);
         let why = if is_copied_while_used(self.object) {
             self.staying()?
         } else {
             passes.explain(why)
         };
-        if let Some(stage) = passes::end(self, &passes) {
-            return Some(stage);
+        if let Some(action) = passes::end(self, &passes) {
+            return Some(action);
         }
         // It has room for passes, and perhaps a copy of one.
         let incoming = self.incoming;
         let incoming = incoming.filter(|it| it.spec.size != size_of(volume));
-        Some(incoming.map_or(Stage::Wait(why), clear_one))
+        Some(incoming.map_or(Action::Wait(why), clear_one))
     }
 
     /// Why pods that use the volume are not evicted, so that it cannot leave them.
@@ -240,35 +299,50 @@ impl Seen<'_> {
     }
 
     /// The target is declared: the volume is closed, and copied.
-    fn declared(&self, volume: &PoolVolume) -> Stage {
-        if let Some(stage) = self.promote(volume) {
-            return stage;
-        }
+    fn declared(&self, volume: &PoolVolume) -> Action {
         let is_abandoned = self.companions.iter().any(Companion::is_absent);
         let Some(incoming) = self.incoming else {
-            return Stage::Undo;
+            return Action::Undo;
         };
         if self.is_given_up(volume) || is_abandoned {
-            return Stage::Undo;
+            return Action::Undo;
+        }
+        match self.promotion() {
+            Some(Ok(taken)) => Action::RecordPromotion(taken),
+            // Its node may work, and the move goes on.
+            Some(Err(why)) => match self.cut_over(volume, incoming) {
+                Action::Wait(_) => Action::Wait(why),
+                action => action,
+            },
+            None => self.cut_over(volume, incoming),
+        }
+    }
+
+    /// The source closes the volume, and the rest of it is copied.
+    fn cut_over(&self, volume: &PoolVolume, incoming: &PoolReplica) -> Action {
+        // The new node has not reserved the blocks of a thick volume, and nothing undoes a commit.
+        let is_thick = volume.spec.attributes.provisioning == Provisioning::Thick;
+        if is_thick && incoming.spec.provisioning != Provisioning::Thick {
+            return Action::Undo;
         }
         let fence = fence(volume, &self.object.move_uid());
         if fence != Some(FenceState::Closed) {
             return self.close(fence.is_some());
         }
-        if !incoming.is_complete() {
-            return Stage::Wait(copying(self.plan, incoming));
+        if !is_usable(incoming) {
+            return Action::Wait(copying(self.plan, incoming));
         }
         self.wait_for(Companion::is_complete)
-            .map_or(Stage::Commit, Stage::Wait)
+            .map_or(Action::Commit, Action::Wait)
     }
 
     /// The source is to close the volume. Once it gives it to no other pod, those that use it are evicted.
-    fn close(&self, is_closing: bool) -> Stage {
+    fn close(&self, is_closing: bool) -> Action {
         let is_cut_over = self.object.spec.cutover == Cutover::Automatic
             && Passes::of(self.object).prepared.is_some();
         let holders = self.holders();
         if is_cut_over && is_closing && !holders.is_empty() {
-            return Stage::Evict(holders);
+            return Action::Evict(holders);
         }
         let from = &self.plan.from_node;
         let closing = || {
@@ -280,11 +354,11 @@ impl Seen<'_> {
         } else {
             self.in_use()
         };
-        Stage::Wait(in_use.unwrap_or_else(closing))
+        Action::Wait(in_use.unwrap_or_else(closing))
     }
 
     /// The volume names the new node.
-    fn arrived(&self, volume: &PoolVolume) -> Stage {
+    fn arrived(&self, volume: &PoolVolume) -> Action {
         let (from, to) = (&self.plan.from_node, &self.plan.to_node);
         let ready = volume
             .status
@@ -293,13 +367,13 @@ impl Seen<'_> {
         let ready = ready.and_then(|it| condition::holding(&it.conditions, ConditionType::Ready));
         let Some(ready) = ready else {
             let message = format!("node {to} opens the copy as the volume");
-            return Stage::Wait(Explanation::new(Reason::Moving, message));
+            return Action::Wait(Explanation::new(Reason::Moving, message));
         };
         if self.incoming.is_some() {
-            return Stage::Release(ReplicaPurpose::Incoming);
+            return Action::Release(ReplicaPurpose::Incoming);
         }
         if self.is_to_follow {
-            return Stage::Follow;
+            return Action::Follow;
         }
         let left: Vec<User> = self
             .users
@@ -308,45 +382,61 @@ impl Seen<'_> {
             .cloned()
             .collect();
         if !left.is_empty() {
-            return Stage::DeletePods(left);
+            return Action::DeletePods(left);
         }
         if self.is_promoted() {
-            return self.superseded().unwrap_or(Stage::End);
+            return self.superseded().unwrap_or(Action::End);
         }
-        if let Some(stage) = passes::remove_snapshots(self) {
-            return stage;
+        if let Some(action) = passes::remove_snapshots(self) {
+            return action;
         }
         let Some(retained) = self.retained else {
-            return Stage::End;
+            return Action::End;
         };
         let is_used = self.users.iter().any(|pod| pod.runs_on(to));
+        let is_needed = !retained.spec.deletion_requested && !volume.spec.deletion_requested;
         let until = time::from_kubernetes(&ready.last_transition_time) + KEPT;
-        if !retained.spec.deletion_requested && !is_used && self.now < until {
+        if is_needed && !is_used && self.now < until {
             let message = format!(
                 "the volume is on node {to}; node {from} keeps the old image until a pod uses the volume, or until {}",
                 until.format("%H:%M:%S UTC")
             );
-            return Stage::Wait(Explanation::new(Reason::OldImageKept, message));
+            return Action::Wait(Explanation::new(Reason::OldImageKept, message));
         }
         clear_one(retained)
     }
 
-    /// Removes the replicas of a move that has not happened, or whose volume is gone.
-    fn clear(&self) -> Stage {
-        if let Some(stage) = passes::remove_snapshots(self) {
-            return stage;
+    /// Removes the replicas of a move that has not happened.
+    fn clear(&self, volume: &PoolVolume) -> Action {
+        if self.disk_at.is_some() {
+            // The image of the former node is on that disk. The copy stays until the volume is ready there (`abandoned`).
+            let purpose = self.retained.map(|it| it.spec.purpose);
+            return purpose.map_or(Action::End, Action::Release);
+        }
+        if let Some(action) = self.remove_snapshots() {
+            return action;
         }
         if let Some(incoming) = self.incoming {
             return clear_one(incoming);
         }
-        match (self.retained, self.volume) {
+        match self.retained {
             // Its image is the volume's own again.
-            (Some(retained), Some(volume)) if volume.spec.node_name == retained.spec.node_name => {
-                Stage::Release(ReplicaPurpose::Retained)
+            Some(retained) if volume.spec.node_name == retained.spec.node_name => {
+                Action::Release(ReplicaPurpose::Retained)
             }
-            (Some(retained), _) => clear_one(retained),
-            (None, _) => Stage::End,
+            Some(retained) => clear_one(retained),
+            None => Action::End,
         }
+    }
+
+    /// Removes the snapshots of the move; None once they are gone. Nobody can remove the images of a node that is forgotten.
+    fn remove_snapshots(&self) -> Option<Action> {
+        if !self.source.is_forgotten {
+            return passes::remove_snapshots(self);
+        }
+        let [one, other] = self.snapshots;
+        let name = one.or(other)?.name_any();
+        Some(Action::ReleaseSnapshot(name))
     }
 
     /// The pods that hold the volume on its node.

@@ -1,0 +1,139 @@
+//! What is left of a volume whose object is gone. Pure.
+//!
+//! ```text
+//! its deletion was requested: the VolumeMove is being deleted ─▶ the copy is removed
+//! somebody has removed the object, or forgotten its node ─▶ a whole copy is kept, until a person decides
+//! ```
+//!
+//! *Invariants:* only a request removes data: that of the deletion of the volume, or that of an administrator who deletes the
+//! VolumeMove. The image of the former node is never removed here: it may be the only one.
+
+use cistern_crds::{
+    ConditionType, Explanation, HasImage as _, PoolReplica, Reason, ReplicaPurpose, condition,
+};
+
+use super::{Action, Seen, clear_one};
+
+impl Seen<'_> {
+    /// The next step of a move whose volume is gone.
+    pub(super) fn bereft(&self) -> Action {
+        if self.is_to_follow {
+            return Action::Follow;
+        }
+        if let Some(retained) = self.retained {
+            // Its removal was requested when the volume was ready elsewhere.
+            let is_to_go = retained.spec.deletion_requested && !is_refused(retained);
+            return if is_to_go {
+                clear_one(retained)
+            } else {
+                Action::Release(ReplicaPurpose::Retained)
+            };
+        }
+        let is_requested = self.object.metadata.deletion_timestamp.is_some();
+        if let Some(copy) = self.incoming.filter(|it| is_all_that_is_left(it))
+            && !is_requested
+        {
+            return Action::Wait(self.kept(copy));
+        }
+        let snapshots = self.remove_snapshots();
+        snapshots.unwrap_or_else(|| self.incoming.map_or(Action::End, clear_one))
+    }
+
+    fn kept(&self, copy: &PoolReplica) -> Explanation {
+        let (volume, node) = (&self.object.spec.volume_name, &copy.spec.node_name);
+        let message = format!(
+            "PoolVolume {volume} is gone, and its deletion was not requested: node {node} keeps the copy of it. Create the \
+             PoolVolume again with the same spec to go on, or delete this VolumeMove to remove the copy"
+        );
+        Explanation::new(Reason::NotMovable, message)
+    }
+}
+
+/// Whether a copy of a volume that is gone may be the only data of it: it is whole, and nobody has asked to remove it.
+pub(in crate::moves) fn is_all_that_is_left(copy: &PoolReplica) -> bool {
+    let is_whole = copy.is_complete() || copy.received_snapshot().is_some();
+    copy.spec.purpose == ReplicaPurpose::Incoming && is_whole && !copy.spec.deletion_requested
+}
+
+/// Whether the agent does not remove the image of a replica as requested.
+fn is_refused(replica: &PoolReplica) -> bool {
+    let found = condition::failing(replica.conditions(), ConditionType::Reclaimed);
+    let reason = found.and_then(|found| Reason::parse(&found.reason));
+    matches!(reason, Some(Reason::InUse | Reason::ReclaimFailed))
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::condition::ConditionUpdate;
+    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
+    use super::*;
+    use crate::{
+        moves::testing::{Case, complete, received},
+        testing::moment,
+    };
+
+    fn gone(mut case: Case) -> Case {
+        case.volume = None;
+        case
+    }
+
+    #[test]
+    fn the_persistent_volume_of_a_volume_that_is_gone_is_created_again_first() {
+        let mut case = gone(Case::prepared());
+        case.is_to_follow = true;
+        assert_eq!(case.next(), Action::Follow);
+    }
+
+    #[test]
+    fn the_image_of_the_former_node_is_not_removed_without_its_volume() {
+        for case in [Case::prepared(), Case::arrived()] {
+            let mut case = gone(case);
+            assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+            case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+            assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+        }
+        // That was decided when the volume was ready elsewhere.
+        let mut requested = gone(Case::arrived());
+        let retained = requested.retained.as_mut().unwrap();
+        retained.spec.deletion_requested = true;
+        assert_eq!(requested.waits_for(), Some(Reason::RemovingImage));
+        let refused = ConditionUpdate::new(
+            ConditionType::Reclaimed,
+            false,
+            Reason::InUse,
+            "the image may be the only one",
+        );
+        let status = requested.retained.as_mut().unwrap().status.as_mut();
+        condition::set(&mut status.unwrap().conditions, &refused, None, moment());
+        assert_eq!(requested.next(), Action::Release(ReplicaPurpose::Retained));
+    }
+
+    #[test]
+    fn a_whole_copy_of_a_volume_that_is_gone_stays_until_its_volume_move_is_deleted() {
+        let mut standby = gone(Case::prepared());
+        standby.retained = None;
+        let mut closed = gone(Case::prepared());
+        closed.retained = None;
+        received(standby.incoming.as_mut().unwrap(), "image-3");
+        complete(closed.incoming.as_mut().unwrap());
+        for mut case in [standby, closed] {
+            let Action::Wait(why) = case.next() else {
+                panic!("{:?}", case.next());
+            };
+            assert_eq!(why.reason, Reason::NotMovable);
+            assert!(why.message.contains("node node-2 keeps the copy"), "{why}");
+            case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+            assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+            case.incoming = None;
+            assert_eq!(case.next(), Action::End);
+        }
+    }
+
+    #[test]
+    fn a_copy_with_nothing_whole_in_it_goes_with_its_volume() {
+        let mut case = gone(Case::prepared());
+        case.retained = None;
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+    }
+}
