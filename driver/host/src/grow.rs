@@ -138,6 +138,7 @@ impl Error {
             | Self::OnlyUnmounted { .. }
             | Self::TooLarge { .. }
             | Self::KeyNeeded { .. }
+            | Self::Image(image::Error::WrongKey { .. })
             | Self::Failed { .. } => true,
             Self::Image(_) | Self::NotThere { .. } | Self::OutOfRange { .. } => false,
         }
@@ -370,5 +371,27 @@ pub(crate) fn grow_mounted(
             Err(Error::OnlyUnmounted { filesystem })
         }
         result => result.map_err(failed("grow the filesystem", uid)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_whose_key_is_missing_or_wrong_stays_smaller_and_one_at_another_path_is_not_known() {
+        let image = || "uid-1".parse::<Uid>().unwrap();
+        let key_needed = Error::KeyNeeded { image: image() };
+        assert!(key_needed.leaves_it_smaller());
+        let wrong_key = Error::from(image::Error::WrongKey { uid: image() });
+        assert!(wrong_key.leaves_it_smaller());
+        let missing = Error::from(image::Error::Missing {
+            uid: image(),
+            pool: "fast".into(),
+        });
+        assert!(!missing.leaves_it_smaller());
+        let path = "/path".into();
+        let image = image();
+        assert!(!Error::NotThere { image, path }.leaves_it_smaller());
     }
 }

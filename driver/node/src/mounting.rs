@@ -101,16 +101,21 @@ impl Mounter {
     /// node by now, without having been closed here.
     async fn volume_for_pod(&self, id: &str) -> Result<Volume, Error> {
         if self.agent.desired.replicas_of(id).is_empty() {
-            self.volume(id).await
+            self.volume_as_watched(id).await
         } else {
             self.volume_now(id).await
         }
     }
 
+    /// Reads a volume that is at a path of this node.
+    async fn volume(&self, id: &str) -> Result<Volume, Error> {
+        self.volume_as_watched(id).await.map_err(at_a_path)
+    }
+
     /// Reads a volume from the watch. Reads it from the API server if it is newer than the watch, or if
     /// its deletion is requested or the agent has written to it since: the watch may not show yet that
     /// the deletion is committed.
-    async fn volume(&self, id: &str) -> Result<Volume, Error> {
+    async fn volume_as_watched(&self, id: &str) -> Result<Volume, Error> {
         let desired = &self.agent.desired;
         if let Ok(Some(object)) = desired.own_writes().read(|| desired.volume(id))
             && let Some(object) = readable(&object).filter(|it| !it.spec.deletion_requested)
@@ -178,6 +183,17 @@ impl Mounter {
     }
 }
 
+/// The error of a call for a volume at a path. One of another node is at no path here (NGS-04, NEV-14).
+fn at_a_path(error: Error) -> Error {
+    match error {
+        Error::Refused {
+            volume,
+            why: Refusal::OtherNode(_),
+        } => Error::NotFound { volume },
+        other => other,
+    }
+}
+
 /// Fails unless the volume is the one that its PersistentVolume was made for.
 fn is_meant(volume: &Volume, image: Option<&str>) -> Result<(), Error> {
     volume.is_meant(image).map_err(|why| Error::Contradicted {
@@ -201,5 +217,22 @@ async fn finished<T>(
             volume: volume.to_owned(),
             after: WORK_PATIENCE,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ngs_04_nev_14_a_volume_of_another_node_is_at_no_path_here() {
+        let refused = |why| Error::Refused {
+            volume: "pvc-1".to_owned(),
+            why,
+        };
+        let elsewhere = at_a_path(refused(Refusal::OtherNode("n2".to_owned())));
+        assert!(matches!(elsewhere, Error::NotFound { .. }), "{elsewhere}");
+        let not_ready = at_a_path(refused(Unusable::NotReady.into()));
+        assert!(matches!(not_ready, Error::Refused { .. }), "{not_ready}");
     }
 }

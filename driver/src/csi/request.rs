@@ -23,6 +23,7 @@ use cistern_crds::{
     AttributeChanges, FilesystemType, PoolVolume, attributes, parameters::ParametersError,
     snapshot_parameters,
 };
+use cistern_host::MountOptions;
 use cistern_proto::csi::v1;
 
 pub(super) use self::field::{map, name, required, string};
@@ -104,6 +105,12 @@ pub enum Error {
     OtherWay {
         /// What differs.
         difference: Difference,
+    },
+    /// A mount flag is not supported for the filesystem of the volume.
+    #[error("{problem}")]
+    MountFlags {
+        /// The message alone: it does not name the flag, which may be sensitive (SEC-05).
+        problem: String,
     },
     /// An invalid or unsupported volume capability.
     #[error(transparent)]
@@ -272,6 +279,17 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
         filesystem,
         places,
     }))
+}
+
+/// Fails if a capability has a mount flag that is not supported for the filesystem: every stage would fail.
+fn check_mount_flags(capabilities: &[Capability], filesystem: FilesystemType) -> Result<(), Error> {
+    for Capability { mount_flags, .. } in capabilities {
+        let flags = mount_flags.0.iter().map(String::as_str);
+        MountOptions::parse(filesystem, flags).map_err(|error| Error::MountFlags {
+            problem: error.to_string(),
+        })?;
+    }
+    Ok(())
 }
 
 fn capabilities(capabilities: Vec<v1::VolumeCapability>) -> Result<Vec<Capability>, Error> {

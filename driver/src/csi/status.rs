@@ -54,6 +54,7 @@ impl From<request::Error> for Status {
             | request::Error::Contradiction { .. }
             | request::Error::ContradictsClass { .. }
             | request::Error::TwoAccessTypes
+            | request::Error::MountFlags { .. }
             | request::Error::Capability(_)
             | request::Error::OtherWay { .. }
             | request::Error::Parameters(_)

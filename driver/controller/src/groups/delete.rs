@@ -98,8 +98,9 @@ impl Groups {
     ) -> Result<(), Error> {
         operation.note(format!("node {node} to remove snapshot {id}"));
         let snapshots = self.snapshots.objects();
-        let mut operation = snapshots.begin(id)?;
-        snapshots.remove(&mut operation).await?;
+        let mut removal = snapshots.begin(id)?;
+        removal.ends_at(operation.deadline());
+        snapshots.remove(&mut removal).await?;
         self.snapshots.until_shown(id, false).await;
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::{
 use cistern_client::own_writes::is_older;
 use kube::{ResourceExt as _, runtime::watcher::Event};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{Error, ManagedObject, named};
 
@@ -55,6 +55,7 @@ impl<K: ManagedObject> InFlight<K> {
             name: name.to_owned(),
             in_flight: self.clone(),
             observations,
+            deadline: None,
             waits_for: String::new(),
         })
     }
@@ -109,6 +110,7 @@ pub struct Operation<K> {
     name: String,
     in_flight: InFlight<K>,
     observations: watch::Receiver<Observation<K>>,
+    deadline: Option<Instant>,
     waits_for: String,
 }
 
@@ -116,6 +118,16 @@ impl<K: ManagedObject> Operation<K> {
     /// The name of the object.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Records when the RPC stops waiting.
+    pub fn ends_at(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
+    /// When the RPC stops waiting; None if it is not recorded.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// The error of an RPC whose deadline has passed.

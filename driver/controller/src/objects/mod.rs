@@ -205,6 +205,7 @@ impl<K: ManagedObject> Objects<K> {
         work: impl AsyncFnOnce(&mut Operation<K>) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut operation = self.begin(id)?;
+        operation.ends_at(Some(deadline));
         operation.note("the API server to answer");
         match timeout_at(deadline, work(&mut operation)).await {
             Ok(result) => result,

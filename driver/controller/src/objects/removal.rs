@@ -20,6 +20,8 @@ use super::{Error, ManagedObject, Objects, in_flight::Operation, named};
 /// How long to wait until an object in use is released: kubelet unstages a volume a moment after
 /// its pod is gone, and DeleteVolume comes as soon as the pod is gone.
 const LET_GO: Duration = Duration::from_secs(5);
+/// How long before its deadline a call stops waiting for an object in use: it still has to withdraw the deletion.
+const WITHDRAWAL: Duration = Duration::from_secs(1);
 
 impl<K: ManagedObject + HasImage> Objects<K> {
     /// Destroys the data and removes the object. Succeeds if the object does not exist (DV-03,
@@ -52,12 +54,12 @@ impl<K: ManagedObject + HasImage> Objects<K> {
         operation: &mut Operation<K>,
     ) -> Result<Option<K>, Error> {
         operation.note(self.reclaiming(object));
-        let change = self.change(object, operation);
         let change = match in_use(object) {
-            None => change.await?,
+            None => self.change(object, operation).await?,
             Some(in_use) => {
-                let until = *patience.get_or_insert_with(|| Instant::now() + LET_GO);
-                match timeout_at(until, change).await {
+                let until = give_up_at(Instant::now(), operation.deadline());
+                let until = *patience.get_or_insert(until);
+                match timeout_at(until, self.change(object, operation)).await {
                     Ok(change) => change?,
                     Err(_) => return self.give_up(object, in_use).await,
                 }
@@ -160,6 +162,12 @@ impl<K: ManagedObject> Objects<K> {
     }
 }
 
+/// When a call with a deadline gives up on an object that is in use now.
+fn give_up_at(now: Instant, deadline: Option<Instant>) -> Instant {
+    let last = deadline.map(|deadline| deadline.checked_sub(WITHDRAWAL).unwrap_or(now));
+    last.map_or(now + LET_GO, |last| last.min(now + LET_GO))
+}
+
 fn reclaimed<K: HasImage>(object: &K) -> Option<&Condition> {
     condition::find(object.conditions(), ConditionType::Reclaimed)
 }
@@ -183,6 +191,20 @@ mod tests {
 
     use super::*;
     use crate::testing::{at, ready_volume};
+
+    #[test]
+    fn dv_04_a_call_leaves_time_before_its_deadline_to_withdraw_the_deletion() {
+        let now = Instant::now();
+        let waits = |millis: Option<u64>| {
+            let deadline = millis.map(|millis| now + Duration::from_millis(millis));
+            give_up_at(now, deadline).saturating_duration_since(now)
+        };
+        assert_eq!(waits(None), LET_GO);
+        assert_eq!(waits(Some(58_000)), LET_GO);
+        assert_eq!(waits(Some(6_000)), LET_GO);
+        assert_eq!(waits(Some(2_000)), Duration::from_secs(1));
+        assert_eq!(waits(Some(500)), Duration::ZERO);
+    }
 
     #[test]
     fn dv_04_in_use_counts_for_the_deletion_that_it_was_said_of() {

@@ -47,24 +47,29 @@ const AT_ONCE: usize = 8;
 
 impl Snapshots {
     /// Keeps a snapshot that a user deletes as a base, if its class says so and it can be compared with. Returns whether it is
-    /// kept. Fails if a request to the API server fails.
-    pub(super) async fn keep_as_base(&self, snapshot: &PoolSnapshot) -> Result<bool, Error> {
-        let is_wanted = snapshot.spec.incremental_base == Some(IncrementalBase::WhenDeleted);
-        if !is_wanted || snapshot.is_leaving() || snapshot.size().is_none() {
-            return Ok(false);
+    /// kept: one that is not is to be removed. Fails if a request to the API server fails.
+    pub(super) async fn keep_as_base(&self, snapshot: PoolSnapshot) -> Result<bool, Error> {
+        let name = snapshot.name_any();
+        let mut current = Some(snapshot);
+        // A conflicting write decides nothing: what has changed is looked at again.
+        while let Some(snapshot) = current {
+            match when_deleted(&snapshot) {
+                WhenDeleted::Removed => return Ok(false),
+                WhenDeleted::IsKept => {
+                    self.kept.notify_one();
+                    tracing::info!(
+                        snapshot = name,
+                        "the deleted snapshot is kept as a base of backups"
+                    );
+                    return Ok(true);
+                }
+                WhenDeleted::Keep => {
+                    let keep = json!({"spec": {"incrementalBase": IncrementalBase::Kept}});
+                    current = self.objects.patch("keep", &snapshot, keep).await?;
+                }
+            }
         }
-        let keep = json!({"spec": {"incrementalBase": IncrementalBase::Kept}});
-        let kept = self.objects.patch("keep", snapshot, keep).await?;
-        let is_kept = kept.is_some_and(|kept| kept.spec.is_kept_as_base());
-        if is_kept {
-            let snapshot = snapshot.name_any();
-            self.kept.notify_one();
-            tracing::info!(
-                snapshot,
-                "the deleted snapshot is kept as a base of backups"
-            );
-        }
-        Ok(is_kept)
+        Ok(false)
     }
 
     /// Removes the bases that are of no use or in the way, as long as it is polled.
@@ -124,6 +129,28 @@ impl Snapshots {
         let deadline = Instant::now() + REMOVAL;
         let removing = async |operation: &mut _| Ok(self.objects.remove(operation).await?);
         self.objects.run_exclusive(name, deadline, removing).await
+    }
+}
+
+/// What becomes of a snapshot that a user deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhenDeleted {
+    /// It is to be kept as a base.
+    Keep,
+    /// It is kept as a base.
+    IsKept,
+    /// It is removed.
+    Removed,
+}
+
+fn when_deleted(snapshot: &PoolSnapshot) -> WhenDeleted {
+    if snapshot.is_leaving() {
+        return WhenDeleted::Removed;
+    }
+    match snapshot.spec.incremental_base {
+        Some(IncrementalBase::Kept) => WhenDeleted::IsKept,
+        Some(IncrementalBase::WhenDeleted) if snapshot.size().is_some() => WhenDeleted::Keep,
+        Some(IncrementalBase::WhenDeleted) | None => WhenDeleted::Removed,
     }
 }
 
@@ -191,6 +218,25 @@ mod tests {
         base.spec.source_image = volume.image().unwrap().uid.clone();
         base.status.as_mut().unwrap().creation_time = Some(at(0));
         (base, volume)
+    }
+
+    #[test]
+    fn a_snapshot_that_its_class_keeps_is_removed_only_if_it_is_leaving_or_was_never_taken() {
+        let mut snapshot = ready_snapshot();
+        assert_eq!(when_deleted(&snapshot), WhenDeleted::Removed);
+        snapshot.spec.incremental_base = Some(IncrementalBase::WhenDeleted);
+        // Also after a conflicting write of something else.
+        assert_eq!(when_deleted(&snapshot), WhenDeleted::Keep);
+        let mut taking = snapshot.clone();
+        taking.status = None;
+        assert_eq!(when_deleted(&taking), WhenDeleted::Removed);
+        let mut kept = snapshot.clone();
+        kept.spec.incremental_base = Some(IncrementalBase::Kept);
+        assert_eq!(when_deleted(&kept), WhenDeleted::IsKept);
+        for mut leaving in [snapshot, kept] {
+            leaving.spec.deletion_requested = true;
+            assert_eq!(when_deleted(&leaving), WhenDeleted::Removed);
+        }
     }
 
     #[test]

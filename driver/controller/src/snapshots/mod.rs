@@ -140,11 +140,11 @@ impl Snapshots {
     pub async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
         let removing = async |operation: &mut _| {
             if let Some(found) = self.find(id).await? {
-                if let Some(group) = found.spec.group_name {
+                if let Some(group) = found.spec.group_name.clone() {
                     let snapshot = id.to_owned();
                     return Err(Error::Member { snapshot, group });
                 }
-                if !self.keep_as_base(&found).await? {
+                if !self.keep_as_base(found).await? {
                     self.objects.remove(operation).await?;
                 }
             }

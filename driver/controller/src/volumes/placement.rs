@@ -230,17 +230,18 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
     {
         return Error::NotInVolumeGroup { why };
     }
+    // The largest volume that an empty pool could hold.
+    let largest = |pool: &NodePoolStatus| pool.usable.saturating_sub(wanted.header());
     let too_large = |candidate: &&Candidate<'_>| match refused(candidate, refusals) {
         Some(refusal) => refusal.why.reason == Reason::TooLarge,
         None => candidate
             .status
             .as_ref()
-            .is_ok_and(|pool| pool.usable < size),
+            .is_ok_and(|pool| largest(pool) < size),
     };
     if !able.is_empty() && able.iter().all(too_large) {
-        let usable =
-            |candidate: &&Candidate<'_>| candidate.status.as_ref().ok().map(|pool| pool.usable);
-        let largest = able.iter().filter_map(usable).max().unwrap_or_default();
+        let reported = able.iter().filter_map(|it| it.status.as_ref().ok());
+        let largest = reported.map(|pool| largest(pool)).max().unwrap_or_default();
         return Error::TooLarge {
             pools,
             size,

@@ -167,6 +167,8 @@ impl NewVolume {
                 .extent_size
                 .map(|size| format!("its extent size is {size}"));
             Some(size.unwrap_or_else(|| "it has no extent size".to_owned()))
+        } else if spec.adopt_filesystem != self.adopt_filesystem {
+            Some(format!("its adoptFilesystem is {}", spec.adopt_filesystem))
         } else if spec.encryption != self.encryption
             || spec.encryption_discards != self.encryption_discards
         {
@@ -261,7 +263,7 @@ pub(crate) mod tests {
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
         let existing = wanted.in_pool("fast", "n1", None);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pools = "slow,slower".parse().unwrap()),
             ("thin", |w| w.attributes.provisioning = Provisioning::Thick),
@@ -274,6 +276,7 @@ pub(crate) mod tests {
                 w.mkfs_options = MkfsOptions::parse(FilesystemType::Ext4, "-I 512").unwrap();
             }),
             ("no extent size", |w| w.extent_size = Some(ExtentSize::Mib1)),
+            ("adoptFilesystem is false", |w| w.adopt_filesystem = true),
             ("it is not encrypted", |w| {
                 w.encryption = Some(Encryption::Luks2);
             }),

@@ -50,9 +50,10 @@ impl Mapping {
         self.device.as_fd()
     }
 
-    /// Grows the mapping to the size of its device; false if the current key is not one of the device.
+    /// Grows the mapping to the size of its device; false if no key is one of the device. Changes none of them: the key
+    /// before the current one opens the device until the volume is staged again.
     pub(crate) fn resize(&self, system: &dyn System, keys: &Keys) -> Result<bool, Cause> {
-        luks::resize(system, &self.name, keys.current())
+        with_any(keys, |key| luks::resize(system, &self.name, key))
     }
 
     /// Removes the mapping when its last user closes it.
@@ -132,6 +133,14 @@ fn name(image: &Uid) -> String {
     format!("{MAPPING}{image}")
 }
 
+/// Uses the current key, and the one before it if that is not one of the device; false if neither is.
+fn with_any(keys: &Keys, use_key: impl Fn(&Key) -> Result<bool, Cause>) -> Result<bool, Cause> {
+    if use_key(keys.current())? {
+        return Ok(true);
+    }
+    keys.previous().map_or(Ok(false), use_key)
+}
+
 /// Opens a device with the current key, which takes the place of the one before it if need be. That one is removed only
 /// when the current one has opened the device.
 fn rotate(
@@ -149,4 +158,31 @@ fn rotate(
         luks::remove_key(system, base.path(), previous)?;
     }
     Ok(is_open)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_has_the_previous_key_until_its_next_stage_accepts_both_keys() {
+        let key = |length| Key::new(vec![b'k'; length]).unwrap();
+        let with = |keys: &Keys, of_device: &[usize]| {
+            let tried = RefCell::new(Vec::new());
+            let is_used = with_any(keys, |key| {
+                tried.borrow_mut().push(key.length());
+                Ok(of_device.contains(&key.length()))
+            });
+            (is_used.unwrap(), tried.into_inner())
+        };
+        let one = Keys::new(key(32), None);
+        assert_eq!(with(&one, &[32]), (true, vec![32]));
+        assert_eq!(with(&one, &[33]), (false, vec![32]));
+        let two = Keys::new(key(32), Some(key(33)));
+        assert_eq!(with(&two, &[32]), (true, vec![32]));
+        assert_eq!(with(&two, &[33]), (true, vec![32, 33]));
+        assert_eq!(with(&two, &[34]), (false, vec![32, 33]));
+    }
 }

@@ -77,6 +77,8 @@ fn of_growth(error: &expand::Error) -> Code {
         expand::Error::OtherWay { .. } => Code::InvalidArgument,
         expand::Error::NoPath { .. } => Code::NotFound,
         expand::Error::Grow(error) => match error {
+            // GEN-07.
+            grow::Error::Image(image::Error::WrongKey { .. }) => Code::Unauthenticated,
             grow::Error::Image(_) | grow::Error::Failed { .. } => Code::Internal,
             grow::Error::NotThere { .. } => Code::NotFound,
             grow::Error::OutOfRange { .. } => Code::OutOfRange,
@@ -222,6 +224,10 @@ mod tests {
                     pool: "fast".into(),
                 })),
                 Code::Internal,
+            ),
+            (
+                grow(grow::Error::Image(image::Error::WrongKey { uid: image() })),
+                Code::Unauthenticated,
             ),
             (
                 grow(grow::Error::NotThere {

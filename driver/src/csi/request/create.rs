@@ -9,7 +9,9 @@ use cistern_crds::{
 };
 use cistern_proto::csi::v1;
 
-use super::{Error, capabilities, capacity_range, map, name, required, source, topology};
+use super::{
+    Error, capabilities, capacity_range, check_mount_flags, map, name, required, source, topology,
+};
 use crate::csi::capability::Capability;
 use crate::csi::request::FromRequest;
 
@@ -44,6 +46,9 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             let options = mkfs_options(&parameters, &request.parameters, filesystem)?;
             (size, filesystem, options)
         };
+        if let Some(filesystem) = filesystem {
+            check_mount_flags(&capabilities, filesystem)?;
+        }
         Ok(Self {
             name,
             size,

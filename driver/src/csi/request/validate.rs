@@ -10,7 +10,7 @@ use cistern_crds::{
 };
 use cistern_proto::csi::v1;
 
-use super::{Error, capabilities, map, required, volume_id};
+use super::{Error, capabilities, check_mount_flags, map, required, volume_id};
 use crate::csi::capability::Capability;
 use crate::csi::request::FromRequest;
 
@@ -110,15 +110,13 @@ impl ValidateVolumeCapabilities {
             Err(error) => return Some(error.clone().into()),
         };
         if let Some(parameters) = &self.parameters
-            && (!parameters.pools.contains(&spec.pool_name)
-                || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
-                || !made_with_options_of(parameters, spec))
+            && !made_with(parameters, spec)
         {
             return Some(Mismatch::Parameters);
         }
         let parameters = self.parameters.as_ref();
-        let made_with = parameters.map_or(spec.attributes, |parameters| parameters.attributes);
-        if self.changes.apply(made_with) != spec.attributes {
+        let attributes = parameters.map_or(spec.attributes, |parameters| parameters.attributes);
+        if self.changes.apply(attributes) != spec.attributes {
             return Some(Mismatch::Attributes(spec.attributes.into()));
         }
         let image = volume
@@ -132,7 +130,12 @@ impl ValidateVolumeCapabilities {
         let mut differences = capabilities
             .iter()
             .filter_map(|way| difference(way, volume));
-        differences.next().map(Mismatch::Capability)
+        if let Some(difference) = differences.next() {
+            return Some(difference.into());
+        }
+        let filesystem = volume.filesystem_type()?;
+        let unsupported = check_mount_flags(capabilities, filesystem).err();
+        unsupported.map(Mismatch::Unsupported)
     }
 }
 
@@ -148,6 +151,23 @@ pub(super) fn difference(way: &Capability, volume: &PoolVolume) -> Option<Differ
     } else {
         None
     }
+}
+
+/// Whether a volume was made with these parameters. The filesystem is not compared for a block device, and adoption only for
+/// one, because a class may serve claims of both kinds.
+fn made_with(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool {
+    let is_of_its_kind = match spec.access_type {
+        AccessType::Filesystem => {
+            parameters.filesystem.is_none() || parameters.filesystem == spec.filesystem
+        }
+        AccessType::Block => parameters.adopt_filesystem == spec.adopt_filesystem,
+    };
+    is_of_its_kind
+        && parameters.pools.contains(&spec.pool_name)
+        && parameters.extent_size == spec.extent_size
+        && parameters.encryption == spec.encryption
+        && parameters.encryption_discards == spec.encryption_discards
+        && made_with_options_of(parameters, spec)
 }
 
 /// Whether a volume has the mkfs options of the parameters. They do not apply to a block device or a

@@ -137,6 +137,11 @@ fn of_volumes() -> Vec<Row> {
             false,
         ),
         (
+            attributes_refused(Reason::LimitTooHigh, "the pool has at most readIOPS: 500"),
+            Code::OutOfRange,
+            false,
+        ),
+        (
             attributes_refused(Reason::Overcommitted, "the pool holds thin volumes only"),
             Code::InvalidArgument,
             false,

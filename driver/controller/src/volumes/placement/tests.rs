@@ -1,4 +1,4 @@
-use cistern_crds::{ConditionType, Provisioning, SourceKind};
+use cistern_crds::{ConditionType, Encryption, Provisioning, SourceKind, node::NodeEncryption};
 use proptest::{prelude::*, sample};
 
 use super::*;
@@ -147,6 +147,24 @@ fn a_volume_that_only_volume_groups_could_take_and_never_hold_is_told_what_to_ch
     );
     let error = choose(&request(11, None, &[]), &nodes, &[]).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn cv_10_gc_06_the_largest_encrypted_volume_leaves_room_for_its_header() {
+    let mut wanted = request(10, None, &[]);
+    wanted.encryption = Some(Encryption::Luks2);
+    let largest = Bytes::gib(10).saturating_sub(wanted.header());
+    let mut full = node("a", Bytes::gib(3), Bytes::gib(10));
+    full.status.get_or_insert_default().encryption = Some(NodeEncryption::default());
+    let full = [Arc::new(full)];
+    let too_large = choose(&wanted, &full, &[]).unwrap_err();
+    assert!(
+        matches!(too_large, Error::TooLarge { largest: named, .. } if named == largest),
+        "{too_large}"
+    );
+    wanted.size.chosen = largest;
+    let no_room = choose(&wanted, &full, &[]).unwrap_err();
+    assert!(matches!(no_room, Error::NoRoom { .. }), "{no_room}");
 }
 
 #[test]
