@@ -3,8 +3,8 @@
 //! A claim that is deleted while its volume is made leaves a PoolVolume without a PersistentVolume, and
 //! so does an interrupted removal. No controller removes them, and they occupy space.
 //!
-//! *Invariant:* an object that is being made or removed is never unclaimed: it is young, or a Kubernetes
-//! object still waits for it.
+//! *Invariant:* an object that is being made, moved or removed is never unclaimed: it is young, a Kubernetes
+//! object still waits for it, or it has a VolumeMove.
 
 use std::collections::BTreeSet;
 
@@ -86,6 +86,12 @@ impl Owners {
         if !uid.is_empty() {
             self.waiting.insert(uid.to_owned());
         }
+    }
+
+    /// Adds the VolumeMove of the volume with this name. While the move replaces the PersistentVolume of the volume, there is
+    /// none. So VolumeMoves are listed before PersistentVolumes.
+    pub fn add_move(&mut self, name: &str) {
+        self.handles.insert(name.to_owned());
     }
 
     /// Whether a Kubernetes object claims the object with this name, or waits for the one of this CSI
@@ -244,6 +250,15 @@ mod tests {
         assert!(!owners.leave_unclaimed(&volume, at(14), GRACE), "young");
         owners.add_volume(&persistent_volume(DRIVER, "pvc-1"));
         assert!(!owners.leave_unclaimed(&volume, at(15), GRACE));
+    }
+
+    #[test]
+    fn a_volume_that_moves_is_claimed_while_its_persistent_volume_is_replaced() {
+        let mut owners = Owners::default();
+        owners.add_move("pvc-2");
+        assert!(owners.lack(&volume("pvc-1", "pvc-uid-1")));
+        owners.add_move("pvc-1");
+        assert!(!owners.lack(&volume("pvc-1", "pvc-uid-1")));
     }
 
     #[test]

@@ -230,7 +230,7 @@ pub struct Volumes {
     /// Only show volumes whose claim has these labels, such as `app=db,!old`
     #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
     pub selector: Option<Selector>,
-    /// Show loop devices; requires permission to exec into Cistern's pods
+    /// Show the devices of attached volumes; requires the right `get` of `pods/proxy` in Cistern's namespace
     #[arg(long, conflicts_with = "watch")]
     pub devices: bool,
     /// Output format.
@@ -681,6 +681,9 @@ pub struct ReplaceDisk {
     pub pool: String,
     /// Name of the node
     pub node: String,
+    /// Also delete the complete copies of lost volumes that other nodes have, instead of refusing
+    #[arg(long)]
+    pub give_up_copies: bool,
 }
 
 /// Flags of `forget-node`.
@@ -691,6 +694,9 @@ pub struct ForgetNode {
     /// Release only this pool, whose disk on the node has failed; the node may be running
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
+    /// Also delete the complete copies of lost volumes that other nodes have, instead of refusing
+    #[arg(long)]
+    pub give_up_copies: bool,
     /// How long to wait for the operator to remove the StorageNode
     #[arg(long, default_value = "1m", value_parser = parse_duration, value_name = "DURATION")]
     pub timeout: Duration,

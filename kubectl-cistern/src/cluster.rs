@@ -57,7 +57,7 @@ pub struct Cluster {
     pub pods: BTreeMap<(String, String), Vec<Arc<Pod>>>,
     /// Warning events about claims.
     pub events: Vec<Event>,
-    /// Notes for the user about kinds or loop devices that could not be read.
+    /// Notes for the user about kinds or devices that could not be read.
     pub unread: Vec<String>,
     /// Objects of Cistern that cannot be parsed. No other field has them.
     pub unreadable: UnreadableObjects,

@@ -1,88 +1,65 @@
-//! Loop devices of images, read from sysfs through an exec into the node plugin's pods. No API object
-//! records them.
+//! Block devices of volumes, from the metrics of the agents. No API object records them.
 
 use std::collections::BTreeSet;
 
 use cistern_client::Chain;
-use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, ResourceExt as _,
-    api::{AttachParams, ListParams},
+
+use crate::{
+    Connection, Error,
+    agents::{self, AT_ONCE},
+    top::exposition::Exposition,
+    volumes::Devices,
 };
-use tokio::io::AsyncReadExt as _;
 
-use crate::{Connection, Error, volumes::Devices};
+/// A metric of each attached volume, with its device.
+const METRIC: &str = "cistern_volume_reads_completed_total";
 
-/// Container of the node plugin in its pods.
-const CONTAINER: &str = "driver";
-/// Prints each loop device with its backing file. `grep` fails without output if there is none.
-const COMMAND: [&str; 3] = [
-    "sh",
-    "-c",
-    "grep -s . /sys/block/loop*/loop/backing_file || true",
-];
-/// Maximum number of nodes that are queried at the same time.
-const AT_ONCE: usize = 8;
-
-/// Reads the loop devices of these nodes. Nodes that cannot be read are reported in `unread`. Fails
-/// if the pods of the node plugin cannot be listed.
+/// Reads the devices of the attached volumes of these nodes. Nodes that cannot be read are reported in `unread`. Fails
+/// if the pods of the node plugin cannot be listed, or if the user may not read their metrics.
 pub async fn read(
     connection: &Connection,
     nodes: &BTreeSet<String>,
     unread: &mut Vec<String>,
 ) -> Result<Devices, Error> {
-    let pods: Api<Pod> = connection.in_system();
-    let agents = ListParams::default().labels(&format!("{COMPONENT_LABEL}={NODE_COMPONENT}"));
-    let agents = connection.list(pods.clone(), agents).await?;
-    let asked = agents.iter().filter_map(|pod| {
-        let node = pod.spec.as_ref()?.node_name.clone()?;
-        nodes.contains(&node).then(|| (node, pod.name_any()))
-    });
-    let answers = stream::iter(asked.collect::<Vec<_>>())
-        .map(|(node, pod)| {
-            let pods = &pods;
-            async move {
-                let what = format!("cannot read the loop devices of {node} from pod {pod}");
-                let printed = connection.ask(what, print(pods, &pod)).await;
-                (node, printed)
-            }
+    let mut agents = agents::running(connection).await?;
+    agents.retain(|node, _| nodes.contains(node));
+    let silent = nodes.iter().filter(|node| !agents.contains_key(*node));
+    unread.extend(silent.map(|node| {
+        let namespace = &connection.system_namespace;
+        format!(
+            "devices of node {node} are not shown: no agent runs there in namespace {namespace}"
+        )
+    }));
+    let answers = stream::iter(agents)
+        .map(|(node, address)| async move {
+            let metrics = agents::metrics(connection, &node, &address).await;
+            (node, metrics)
         })
         .buffered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
     let mut devices = Devices::new();
-    for (node, printed) in answers {
-        match printed {
-            Ok(printed) => devices.extend(parse(&node, &printed)),
+    for (node, metrics) in answers {
+        match metrics {
+            Ok(metrics) => devices.extend(parse(&node, &metrics)),
+            // Requests to the other agents are denied as well.
+            Err(error @ Error::Denied { .. }) => return Err(error),
             Err(error) => unread.push(Chain(&error).to_string()),
         }
     }
     Ok(devices)
 }
 
-async fn print(pods: &Api<Pod>, pod: &str) -> Result<String, kube::Error> {
-    let parameters = AttachParams::default().container(CONTAINER).stderr(false);
-    let mut process = pods.exec(pod, COMMAND, &parameters).await?;
-    let mut printed = Vec::new();
-    if let Some(mut stdout) = process.stdout() {
-        let read = stdout.read_to_end(&mut printed).await;
-        read.map_err(|error| kube::Error::Service(error.into()))?;
-    }
-    Ok(String::from_utf8_lossy(&printed).into_owned())
-}
-
-/// Parses lines like `/sys/block/loop7/loop/backing_file:/var/lib/cistern/pools/…/images/<image>`.
-fn parse(node: &str, printed: &str) -> Devices {
-    let device = |line: &str| {
-        let (attribute, file) = line.split_once(':')?;
-        let name = attribute.strip_prefix("/sys/block/")?.split('/').next()?;
-        let (_, image) = file.rsplit_once("/images/")?;
-        let key = (node.to_owned(), image.to_owned());
-        Some((key, format!("/dev/{name}")))
-    };
-    printed.lines().filter_map(device).collect()
+/// Returns the devices in the metrics of a node.
+fn parse(node: &str, metrics: &str) -> Devices {
+    let metrics = Exposition::parse(metrics);
+    let samples = metrics.of(METRIC).iter();
+    let device = samples.map(|sample| {
+        let key = (node.to_owned(), sample.label("volume").to_owned());
+        (key, format!("/dev/{}", sample.label("device")))
+    });
+    device.collect()
 }
 
 #[cfg(test)]
@@ -90,17 +67,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loop_devices_are_indexed_by_image_and_devices_of_other_files_are_ignored() {
+    fn devices_are_those_of_the_metrics_of_attached_volumes() {
         let printed = "\
-/sys/block/loop0/loop/backing_file:/var/lib/snapd/core.snap
-/sys/block/loop3/loop/backing_file:/var/lib/cistern/pools/uid-of-fast/images/uid-1
-/sys/block/loop12/loop/backing_file:/images/uid-2
-something else
+# TYPE cistern_volume_reads_completed counter
+cistern_volume_reads_completed_total{node=\"n\",volume=\"pvc-1\",pool=\"fast\",device=\"loop3\"} 5
+cistern_volume_reads_completed_total{node=\"n\",volume=\"pvc-2\",pool=\"group\",device=\"dm-12\"} 0
+cistern_volume_size_bytes{node=\"n\",volume=\"pvc-3\",pool=\"fast\"} 1
 ";
         let devices = parse("n", printed);
-        let of = |image: &str| devices.get(&("n".to_owned(), image.to_owned())).cloned();
-        assert_eq!(of("uid-1").as_deref(), Some("/dev/loop3"));
-        assert_eq!(of("uid-2").as_deref(), Some("/dev/loop12"));
+        let of = |volume: &str| devices.get(&("n".to_owned(), volume.to_owned())).cloned();
+        assert_eq!(of("pvc-1").as_deref(), Some("/dev/loop3"));
+        assert_eq!(of("pvc-2").as_deref(), Some("/dev/dm-12"));
         assert_eq!(devices.len(), 2);
     }
 }

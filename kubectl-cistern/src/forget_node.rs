@@ -2,8 +2,8 @@
 //! it whose disk has failed.
 //!
 //! ```text
-//! refuse if the node answers ─▶ list what is lost ─▶ confirm by name ─▶ refuse if the node answers now
-//!     ─▶ release each object ─▶ the operator removes the StorageNode
+//! refuse if the node answers ─▶ list what is lost ─▶ refuse while another node has a copy ─▶ confirm by name
+//!     ─▶ refuse if the node answers now ─▶ release each object ─▶ the operator removes the StorageNode
 //! ```
 //!
 //! *Invariant:* an object is released only if it was in the confirmed list, and only while the Node does
@@ -18,8 +18,13 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{ConditionStatus, ConditionType, Reason, StorageNode, condition, names};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use cistern_crds::{
+    ConditionStatus, ConditionType, Reason, StorageNode, VolumeMove, condition, names,
+};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Node, Pod},
+};
 use kube::{ResourceExt as _, api::ListParams};
 use tokio::time::{Instant, sleep};
 
@@ -67,6 +72,17 @@ pub enum Error {
         /// Name of the agent's pod.
         pod: String,
     },
+    /// The namespace has no node plugin, so it is not the one of Cistern.
+    #[error(
+        "namespace {namespace} has no node plugin, so it is not known whether {node} answers: nothing was changed; set \
+        --system-namespace to the namespace of Cistern"
+    )]
+    NoNodePlugin {
+        /// Name of the node.
+        node: String,
+        /// Name of the namespace.
+        namespace: String,
+    },
     /// The agent does not report that the pool is unusable.
     #[error(
         "pool {pool} on {node} is not reported as unusable: nothing was changed; see `kubectl cistern pools`"
@@ -77,6 +93,23 @@ pub enum Error {
         /// Name of the pool.
         pool: String,
     },
+    /// Other nodes have copies of the volumes, which would be deleted.
+    #[error(
+        "another node has a copy of {copies}: nothing was changed, because this command deletes the copies; make them \
+        the volumes first: kubectl cistern promote {volumes}; or give them up with --give-up-copies"
+    )]
+    Copied {
+        /// The copies, as messages name them.
+        copies: String,
+        /// Names of their volumes.
+        volumes: String,
+    },
+    /// The user may not list VolumeMoves.
+    #[error(
+        "you may not list volumemoves, so it is not known whether other nodes have copies of the volumes: nothing was \
+        changed; use another --context, or give up all copies with --give-up-copies"
+    )]
+    CopiesUnknown,
     /// The user did not type the name.
     #[error("not confirmed: nothing was changed")]
     NotConfirmed,
@@ -126,6 +159,9 @@ pub async fn run(
         let node = node.to_owned();
         return Err(Error::Unknown { node }.into());
     }
+    if !flags.give_up_copies {
+        refuse_copied(&cluster, &loss)?;
+    }
     confirm(&loss, &mut io::stdin().lock(), &mut Terminal::stderr())?;
     refuse(connection, node, pool).await?;
     release::release(connection, &loss).await?;
@@ -173,7 +209,8 @@ pub(crate) fn is_unusable(node: &StorageNode, pool: &str) -> bool {
     })
 }
 
-/// Fails if the Node exists or its agent is ready, because its data is not lost.
+/// Fails if the Node exists or its agent is ready, because its data is not lost. Fails, too, if the namespace has no node plugin,
+/// because nothing else tells whether the agent is ready.
 async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(), crate::Error> {
     let what = format!("cannot read Node {node}");
     let nodes = connection.everywhere::<Node>();
@@ -181,20 +218,23 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
         let node = node.to_owned();
         return Err(Error::Exists { node }.into());
     }
-    let agents = ListParams::default()
-        .labels(&format!(
-            "{}={}",
-            names::COMPONENT_LABEL,
-            names::NODE_COMPONENT
-        ))
-        .fields(&format!("spec.nodeName={node}"));
-    let agents = connection
-        .list(connection.in_system::<Pod>(), agents)
+    let plugin = format!("{}={}", names::COMPONENT_LABEL, names::NODE_COMPONENT);
+    let plugin = ListParams::default().labels(&plugin);
+    let agents: Vec<Pod> = connection
+        .list(connection.in_system(), plugin.clone())
         .await?;
-    let ready = agents
-        .iter()
-        .find(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod));
-    match ready {
+    // The lost node may have been the only one.
+    if agents.is_empty() {
+        let sets: Vec<DaemonSet> = connection.list(connection.in_system(), plugin).await?;
+        if sets.is_empty() {
+            return Err(Error::NoNodePlugin {
+                node: node.to_owned(),
+                namespace: connection.system_namespace.clone(),
+            }
+            .into());
+        }
+    }
+    match ready_on(node, &agents) {
         Some(pod) => Err(Error::Answers {
             node: node.to_owned(),
             pod: pod.name_any(),
@@ -202,6 +242,36 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
         .into()),
         None => Ok(()),
     }
+}
+
+/// Returns the ready agent on a node; `None` if there is none.
+fn ready_on<'a>(node: &str, agents: &'a [Pod]) -> Option<&'a Pod> {
+    agents.iter().find(|pod| {
+        let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        on == Some(node) && pod.metadata.deletion_timestamp.is_none() && is_ready(pod)
+    })
+}
+
+/// Fails if other nodes have copies of the volumes, or may have some: they are deleted with the volumes.
+pub(crate) fn refuse_copied(cluster: &Cluster, loss: &Loss) -> Result<(), crate::Error> {
+    for (volume, _) in &loss.volumes {
+        let unreadable = &cluster.unreadable;
+        unreadable.refuse::<VolumeMove>(Some(&volume.name_any()))?;
+    }
+    let mut notes = cluster.unread.iter();
+    if !loss.volumes.is_empty() && notes.any(|note| note.starts_with("volumemoves ")) {
+        return Err(Error::CopiesUnknown.into());
+    }
+    if loss.copies.is_empty() {
+        return Ok(());
+    }
+    let copies: Vec<String> = loss.copies.iter().map(ToString::to_string).collect();
+    let volumes: Vec<&str> = loss.copies.iter().map(|copy| &*copy.volume).collect();
+    Err(Error::Copied {
+        copies: copies.join(", "),
+        volumes: volumes.join(" "),
+    }
+    .into())
 }
 
 /// Prints what is lost and asks the user to type its name. Fails if the answer is not that name, or
@@ -242,8 +312,10 @@ async fn await_removal(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::testing::cluster;
+    use crate::testing::{cluster, object};
 
     #[test]
     fn only_the_name_of_the_node_confirms() {
@@ -262,6 +334,59 @@ mod tests {
         for no in ["", "y\n", "yes\n", "worker\n", "worker-2\n"] {
             assert!(!answer(no), "{no:?}");
         }
+    }
+
+    #[test]
+    fn a_node_answers_if_the_agent_on_it_is_ready() {
+        let agent = |node: &str, ready: &str| -> Pod {
+            object(
+                json!({"metadata": {"name": "agent"}, "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}}),
+            )
+        };
+        let answers = |agents: &[Pod]| ready_on("worker-1", agents).is_some();
+        assert!(answers(&[
+            agent("worker-2", "True"),
+            agent("worker-1", "True")
+        ]));
+        assert!(!answers(&[
+            agent("worker-2", "True"),
+            agent("worker-1", "False")
+        ]));
+        let mut ended = agent("worker-1", "True");
+        ended.metadata.deletion_timestamp = Some(object(json!("1970-01-01T00:00:00Z")));
+        assert!(!answers(&[ended]));
+    }
+
+    #[test]
+    fn a_volume_with_a_copy_on_another_node_is_not_released_and_promote_is_suggested() {
+        let mut cluster = cluster();
+        let refused = |cluster: &Cluster, node: &str| {
+            let loss = Loss::of(cluster, &VolumeSnapshots::default(), node, None);
+            refuse_copied(cluster, &loss).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused(&cluster, "worker-1"), Ok(()));
+        let taken = "2026-01-01T00:00:00Z";
+        cluster.moves = vec![object(
+            json!({"metadata": {"name": "pvc-1"}, "spec": {"volumeName": "pvc-1", "cutover": "Never"},
+            "status": {"plan": {"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1},
+                "prepared": {"number": 1, "snapshotName": "s", "image": "i", "taken": taken, "received": taken}}}),
+        )];
+        let message = refused(&cluster, "worker-1").unwrap_err();
+        for part in [
+            "a copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2",
+            "nothing was changed",
+            "kubectl cistern promote pvc-1",
+            "--give-up-copies",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+        assert_eq!(refused(&cluster, "worker-2"), Ok(()));
+        cluster.moves.clear();
+        cluster.unread = vec!["volumemoves are not shown: you may not list them".to_owned()];
+        let message = refused(&cluster, "worker-1").unwrap_err();
+        assert!(message.contains("may not list volumemoves"), "{message}");
+        assert_eq!(refused(&cluster, "worker-2"), Ok(()));
     }
 
     #[test]

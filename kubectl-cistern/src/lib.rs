@@ -5,11 +5,11 @@
 //!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
-//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon`, `move`, `drain`, `replace-disk`
-//! and `forget-node` change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
-//! skip it, with `--yes`. Every view is a pure function of the listed objects. All text from the
-//! cluster goes through `output/terminal.rs`, which escapes control characters. The page of `ui`
-//! shows it as text, never as HTML.
+//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon`, `move`, `standby`, `promote`,
+//! `drain`, `replace-disk` and `forget-node` change the cluster. Commands that lose data of a volume ask for
+//! confirmation; only `orphans reclaim` can skip it, with `--yes`. Every view is a pure function of the listed
+//! objects. All text from the cluster goes through `output/terminal.rs`, which escapes control characters.
+//! The page of `ui` shows it as text, never as HTML.
 
 mod access;
 pub mod age;

@@ -24,7 +24,7 @@ use crate::{
     Connection, Printer, Verdict, arguments,
     cluster::{Cluster, VolumeSnapshots},
     confirm::is_typed,
-    forget_node::{self, is_unusable, loss::Loss, release::release},
+    forget_node::{self, is_unusable, loss::Loss, refuse_copied, release::release},
     output::Terminal,
     storage_pool,
 };
@@ -118,6 +118,9 @@ pub async fn run(
     crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, Some(pool));
     refuse_if_it_works(&found, pool, &loss)?;
+    if !flags.give_up_copies {
+        refuse_copied(&cluster, &loss)?;
+    }
     confirm(
         &disk,
         &loss,

@@ -27,23 +27,27 @@ impl Screen {
     }
 
     /// Shows a view, unless its text is the same as before. With `--watch` on a terminal, it
-    /// replaces the text before. Fails if the view cannot be serialized, or if standard output
-    /// cannot be written.
-    pub fn show<V: View>(&mut self, view: &V) -> Result<(), Error> {
+    /// replaces the text before. Returns whether it has cleared the terminal. Fails if the view
+    /// cannot be serialized, or if standard output cannot be written.
+    pub fn show<V: View>(&mut self, view: &V) -> Result<bool, Error> {
         let format = self.output.output.format;
         let text = render(view, format, !self.output.no_headers, self.paint);
         let text = text.map_err(Error::Rendering)?;
         if self.shown.as_ref() == Some(&text) {
-            return Ok(());
+            return Ok(false);
         }
         self.write(&text).map_err(Error::Output)?;
         self.shown = Some(text);
-        Ok(())
+        Ok(self.clears())
+    }
+
+    fn clears(&self) -> bool {
+        self.output.watch && io::stdout().is_terminal()
     }
 
     fn write(&self, text: &str) -> io::Result<()> {
         let mut stdout = Terminal::stdout(self.paint);
-        if self.output.watch && io::stdout().is_terminal() {
+        if self.clears() {
             stdout.clear()?;
         } else if self.shown.is_some() {
             stdout.write_all(separator(self.output.output.format).as_bytes())?;

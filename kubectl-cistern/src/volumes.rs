@@ -16,7 +16,7 @@ use crate::{
     arguments::{Selection, VolumeOrder},
     cluster::Cluster,
     condition_state::ConditionState,
-    output::{Cell, Paint, Style, Table, View, human},
+    output::{Cell, Paint, Style, Table, View, human, one_line},
 };
 
 /// List of volumes.
@@ -72,8 +72,8 @@ pub struct VolumeView {
     /// Approximate number of extents of the image; absent until the agent has counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,
-    /// Path of the loop device, such as `/dev/loop7`; absent without `--devices`, and if the image
-    /// has no loop device.
+    /// Path of the block device, such as `/dev/loop7`; absent without `--devices`, and if the volume
+    /// is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Names of the pods that use its claim and are neither Succeeded nor Failed.
@@ -98,7 +98,7 @@ pub struct VolumeView {
     pub created: Option<DateTime<Utc>>,
 }
 
-/// Paths of loop devices, by name of the node and name of the image.
+/// Paths of block devices, by name of the node and name of the volume.
 pub type Devices = BTreeMap<(String, String), String>;
 
 impl Volumes {
@@ -162,10 +162,7 @@ impl VolumeView {
         let claim = cluster.claim(volume);
         let pods = claim.iter().flat_map(|claim| cluster.pods_with(claim));
         let image = status.image.map(|image| image.uid);
-        let device = image.as_ref().and_then(|image| {
-            let key = (spec.node_name.clone(), image.clone());
-            devices.get(&key).cloned()
-        });
+        let device = devices.get(&(spec.node_name.clone(), name.clone()));
         Self {
             pods: pods.map(kube::ResourceExt::name_any).collect(),
             persistent_volume: cluster
@@ -184,7 +181,7 @@ impl VolumeView {
             source: spec.content_source.clone(),
             image,
             extents: status.extents,
-            device,
+            device: device.cloned(),
             ready: ConditionState::of(&status.conditions, ConditionType::Ready),
             healthy: ConditionState::of(&status.conditions, ConditionType::Healthy),
             state: state(volume),
@@ -267,7 +264,7 @@ impl View for Volumes {
         let mut text = table.render(paint);
         for volume in &self.items {
             for progress in volume.checking.iter().chain(&volume.allocating) {
-                text.extend([&volume.name, ": ", progress, "\n"]);
+                text.extend([&volume.name, ": ", &one_line(progress), "\n"]);
             }
         }
         text
@@ -327,7 +324,7 @@ mod tests {
 
     fn volumes(namespace: Option<&str>) -> Volumes {
         let devices = Devices::from([(
-            ("worker-1".to_owned(), "uid-of-pvc-1".to_owned()),
+            ("worker-1".to_owned(), "pvc-1".to_owned()),
             "/dev/loop7".to_owned(),
         )]);
         Volumes::of(

@@ -4,7 +4,9 @@
 
 use std::process::Child;
 
-use cistern_crds::{HasImage, PoolSnapshot, PoolVolume, StorageNode, names::AGENT_MANAGER};
+use cistern_crds::{
+    HasImage, PoolSnapshot, PoolVolume, StorageNode, VolumeMove, names::AGENT_MANAGER,
+};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
     ResourceExt as _,
@@ -293,6 +295,17 @@ async fn an_unclaimed_volume_is_removed_by_name_and_a_claimed_one_is_not() {
     cistern_e2e::objects::change(&objects, "unclaimed-one", released).await;
     let parameters = kube::api::DeleteParams::default();
     objects.delete("unclaimed-one", &parameters).await.unwrap();
+    // A move deletes the PersistentVolume and creates it again.
+    let moves = node.all::<VolumeMove>();
+    let spec = json!({"volumeName": "unclaimed-one"});
+    let replaces = json!({"metadata": {"name": "unclaimed-one"}, "spec": spec});
+    crate::create(&moves, replaces).await;
+    let refused = node.plugin.run(&words).await;
+    assert_eq!(refused.code, 3, "{}", refused.stdout);
+    let says = "a VolumeMove moves it";
+    assert!(refused.stderr.contains(says), "{}", refused.stderr);
+    assert!(node.has_image(&image).await);
+    moves.delete("unclaimed-one", &parameters).await.unwrap();
     let no = end(node.plugin.start(&words[..3], "yes\n")).await;
     assert_eq!(no.code, 3);
     assert!(node.has_image(&image).await);

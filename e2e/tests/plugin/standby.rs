@@ -140,40 +140,67 @@ async fn a_copy_is_promoted_only_if_its_node_is_lost_and_the_name_of_the_volume_
 
     // Its VolumeMove keeps the old image from now on, and is no move.
     write_status(&stage.moves, "lost-a", json!({"promoted": TAKEN})).await;
-    for words in [
-        &["promote", "lost-a"][..],
-        &["standby", "lost-a", "--remove"],
-        &["move", "lost-a", "--undo"],
-        &["move", "lost-a"],
+    for (reason, says) in [
+        (
+            "Moving",
+            "wait until VolumeMove lost-a has the reason Superseded",
+        ),
+        ("Superseded", "kubectl delete volumemove lost-a"),
     ] {
-        let refused = stage.plugin.run(words).await;
-        assert_eq!(refused.code, 3, "{words:?}");
-        let says = "kubectl delete volumemove lost-a";
-        assert!(
-            refused.stderr.contains(says),
-            "{words:?} {}",
-            refused.stderr
-        );
+        stage.wait("lost-a", reason, "").await;
+        for words in [
+            &["standby", "lost-a", "--remove"][..],
+            &["move", "lost-a", "--undo"],
+            &["move", "lost-a"],
+        ] {
+            let refused = stage.plugin.run(words).await;
+            assert_eq!(refused.code, 3, "{words:?}");
+            assert!(
+                refused.stderr.contains(says),
+                "{words:?} {}",
+                refused.stderr
+            );
+        }
     }
-    stage.delete_move("lost-a").await;
+    // A second run waits for the first promotion.
+    let running = stage.start(&words);
+    running.says("is promoted already\n").await;
+    stage.arrive("lost-a").await;
+    running.says("(volume lost-a) has moved").await;
+    running.ends(0).await;
 }
 
 #[tokio::test]
 async fn a_drain_moves_volumes_to_their_standby_copies() {
-    let stage = draining::stage("copied", &["copied-a"]).await;
-    stage
-        .plugin
-        .text(&["standby", "copied-a", "--wait=false"])
+    let names = ["copied-a", "copied-b"];
+    let stage = draining::stage("copied", &names).await;
+    for name in names {
+        let words = ["standby", name, "--to", "copied-2", "--wait=false"];
+        stage.plugin.text(&words).await;
+        stage.copied(name).await;
+    }
+    let planned = stage.plugin.text(&["drain", "copied-1", "--dry-run"]).await;
+    for name in names {
+        let ends = format!("would end the standby copy of default/{name}");
+        assert!(planned.contains(&ends), "{planned}");
+    }
+    let running = stage.start(&["drain", "copied-1", "--at-once", "1"]);
+    for (name, next) in [("copied-a", Some("copied-b")), ("copied-b", None)] {
+        let says = format!(
+            "(volume {name}) is to move to its standby copy on copied-2, and has no standby copy any more\n"
+        );
+        running.says(&says).await;
+        eventually("the copy to be cut over", SOON, async || {
+            let spec = stage.spec(name).await;
+            let is_moved = spec.cutover == Cutover::Manual;
+            is_moved.then_some(()).ok_or_else(|| format!("{spec:?}"))
+        })
         .await;
-    stage.copied("copied-a").await;
-    let running = stage.start(&["drain", "copied-1"]);
-    running.says("moves").await;
-    eventually("the copy to be cut over", SOON, async || {
-        let spec = stage.spec("copied-a").await;
-        let is_moved = spec.cutover == Cutover::Manual;
-        is_moved.then_some(()).ok_or_else(|| format!("{spec:?}"))
-    })
-    .await;
-    stage.arrive("copied-a").await;
+        if let Some(next) = next {
+            assert_eq!(stage.spec(next).await.cutover, Cutover::Never);
+        }
+        stage.arrive(name).await;
+        running.says(&format!("(volume {name}) has moved")).await;
+    }
     running.ends(0).await;
 }

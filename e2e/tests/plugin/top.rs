@@ -53,6 +53,12 @@ async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_re
     assert_eq!(volumes[0]["name"], "top-one");
     assert_eq!(volumes[0]["sizeBytes"], 64 << 20);
     assert!(volumes[0]["writesPerSecond"].as_f64().unwrap() > 0.0);
+    let words = ["volumes", "--devices", "--system-namespace", namespace];
+    let words = [&words[..], &["--node", namespace]].concat();
+    let devices = node.plugin.json(&words).await["items"].clone();
+    let device = devices[0]["device"].as_str().unwrap();
+    assert!(device.starts_with("/dev/loop"), "{devices}");
+    assert_eq!(devices[1].get("device"), None, "{devices}");
     // It is not attached.
     assert_eq!(volumes[1]["name"], "top-two");
     assert_eq!(volumes[1].get("writesPerSecond"), None);

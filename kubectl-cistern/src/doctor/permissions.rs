@@ -11,7 +11,7 @@ use kube::api::PostParams;
 
 use super::{
     manifests::{self, Rights},
-    report::Check,
+    report::{APPLY, Check},
     used::{USED, Used},
 };
 use crate::{Connection, Error, access};
@@ -212,11 +212,7 @@ fn accounts(refused: &[Question], asked: usize) -> Check {
                 1 => String::new(),
                 count => format!(" (and {} more)", count - 1),
             };
-            Check::fail(
-                ACCOUNTS,
-                format!("{account} may not {first}{more}"),
-                "kubectl apply -k manifests, or manifests/snapshots",
-            )
+            Check::fail(ACCOUNTS, format!("{account} may not {first}{more}"), APPLY)
         }
     }
 }

@@ -11,10 +11,13 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use kube::ResourceExt as _;
 
-use super::{facts::Facts, manifests, report::Check};
+use super::{
+    facts::Facts,
+    manifests,
+    report::{APPLY, Check},
+};
 
 const NAME: &str = "policies";
-const APPLY: &str = "kubectl apply -k manifests";
 /// Service account of the node plugin. The policy `nodes.cistern.storage` matches it by this name.
 const NODE_ACCOUNT: &str = "cistern-node";
 
@@ -127,9 +130,11 @@ fn other_account(facts: &Facts) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+    use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::apis::meta::v1::LabelSelector};
+    use serde_json::json;
 
     use super::*;
+    use crate::{doctor::report::CheckOutcome, testing::object};
 
     type Change = fn(&mut PolicySpec, &mut BindingSpec);
 
@@ -202,5 +207,74 @@ mod tests {
             message.contains("nodes.cistern.storage is missing"),
             "{message}"
         );
+    }
+
+    /// Returns a DaemonSet of a component, whose pods run as a service account.
+    fn daemon_set(component: &str, account: Option<&str>) -> DaemonSet {
+        object(json!({
+            "metadata": {"name": component, "labels": {COMPONENT_LABEL: component}},
+            "spec": {"selector": {}, "template": {"spec": {
+                "serviceAccountName": account, "containers": []}}},
+        }))
+    }
+
+    /// Returns a cluster with the policies of this version and these DaemonSets.
+    fn cluster(daemon_sets: Vec<DaemonSet>) -> Facts {
+        Facts {
+            server_version: "v1.33.2".to_owned(),
+            namespace: "cistern-system".to_owned(),
+            definitions: Ok(Vec::new()),
+            policies: Ok(manifests::policies()),
+            policy_bindings: Ok(manifests::policy_bindings()),
+            drivers: Ok(Vec::new()),
+            csi_nodes: Ok(Vec::new()),
+            nodes: Ok(Vec::new()),
+            deployments: Ok(Vec::new()),
+            daemon_sets: Ok(daemon_sets),
+            pods: Ok(Vec::new()),
+            classes: Ok(Vec::new()),
+            snapshot_classes: Ok(Vec::new()),
+            pools: Ok(Vec::new()),
+            storage_nodes: Ok(Vec::new()),
+        }
+    }
+
+    #[test]
+    fn a_node_plugin_with_a_renamed_account_fails_although_every_policy_is_enforced() {
+        for (account, name) in [
+            // As `namePrefix` and `nameSuffix` of kustomize rename it.
+            (Some("team-a-cistern-node"), "team-a-cistern-node"),
+            (Some("cistern-node-test"), "cistern-node-test"),
+            (None, "default"),
+        ] {
+            let check = examine(&cluster(vec![daemon_set(NODE_COMPONENT, account)]));
+            assert_eq!(check.outcome, CheckOutcome::Fail, "{name}");
+            let expected = format!(
+                "the node plugin runs as {name}, but the policy nodes.cistern.storage applies only to the \
+                 account cistern-node"
+            );
+            assert_eq!(check.message, expected);
+        }
+    }
+
+    #[test]
+    fn only_the_account_of_the_node_plugin_is_compared() {
+        let plugin = || daemon_set(NODE_COMPONENT, Some(NODE_ACCOUNT));
+        let other = daemon_set("other", Some("team-a-other"));
+        for sets in [vec![plugin()], vec![other, plugin()], Vec::new()] {
+            assert_eq!(examine(&cluster(sets)).outcome, CheckOutcome::Ok);
+        }
+    }
+
+    #[test]
+    fn the_policy_of_the_nodes_matches_the_account_by_the_name_that_is_compared() {
+        let policies = manifests::policies();
+        let of_nodes = policies
+            .iter()
+            .find(|policy| policy.name_any() == "nodes.cistern.storage");
+        let spec = of_nodes.unwrap().spec.as_ref().unwrap();
+        let mut conditions = spec.match_conditions.iter().flatten();
+        let account = format!(".endsWith(':{NODE_ACCOUNT}')");
+        assert!(conditions.any(|it| it.expression.contains(&account)));
     }
 }

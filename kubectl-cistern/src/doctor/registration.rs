@@ -11,13 +11,12 @@ use kube::ResourceExt as _;
 
 use super::{
     facts::Facts,
-    report::Check,
+    report::{APPLY, Check},
     workloads::{component, node_logs},
 };
 
 const DRIVER_OBJECT: &str = "driver";
 const REGISTRATION: &str = "registration";
-const APPLY: &str = "kubectl apply -k manifests";
 
 /// Checks the CSIDriver, and its registration on each node with the node plugin.
 pub fn examine(facts: &Facts) -> Vec<Check> {

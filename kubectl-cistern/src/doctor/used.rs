@@ -100,6 +100,7 @@ pub(super) const USED: &[Used] = &[
     of(WATCHERS, "", "pods", WATCH),
     of(WATCHERS, "", "events", WATCH),
     of(WATCHERS, "storage.k8s.io", "storageclasses", WATCH),
+    of(&["orphans"], "storage.k8s.io", "storageclasses", LIST),
     of(
         &["snapshots", "orphans", "replace-disk", "forget-node"],
         SNAPSHOT,
@@ -119,7 +120,12 @@ pub(super) const USED: &[Used] = &[
         "pods",
         LIST,
     ),
-    in_system(&["top", "fsck", BUNDLE_COMMAND], "", "pods/proxy", &["get"]),
+    in_system(
+        &["top", "volumes", "fsck", BUNDLE_COMMAND],
+        "",
+        "pods/proxy",
+        &["get"],
+    ),
     in_system(BUNDLE, "", "pods/log", &["get"]),
     of(FSCK, OWN, "storagenodes", LIST),
     of(&["discover"], OWN, "storagenodes", LIST),
@@ -137,8 +143,6 @@ pub(super) const USED: &[Used] = &[
     of(BUNDLE, "storage.k8s.io", "storageclasses", LIST),
     of(BUNDLE, "storage.k8s.io", "csistoragecapacities", LIST),
     of(BUNDLE, SNAPSHOT, "volumesnapshotcontents", LIST),
-    // The connection of an exec is a `get`, and from Kubernetes 1.35 on it also takes `create`.
-    in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
     of(OF_POOLS, OWN, "storagepools", &["get", "patch"]),
     of(
         &["cordon", "replace-disk", "forget-node", "drain"],
@@ -176,7 +180,12 @@ pub(super) const USED: &[Used] = &[
     of(DOCTOR, "storage.k8s.io", "csinodes", LIST),
     of(DOCTOR, "", "nodes", LIST),
     of(DOCTOR, "apps", "deployments", LIST),
-    in_system(DOCTOR, "apps", "daemonsets", LIST),
+    in_system(
+        &["doctor", BUNDLE_COMMAND, "forget-node"],
+        "apps",
+        "daemonsets",
+        LIST,
+    ),
     of(DOCTOR, SNAPSHOT, "volumesnapshotclasses", LIST),
     of(
         DOCTOR,

@@ -10,11 +10,9 @@ use kube::ResourceExt as _;
 use super::{
     facts::{Facts, ListResult},
     manifests::{self, Pinned},
-    report::Check,
+    report::{APPLY, Check},
     versions::Version,
 };
-
-const APPLY: &str = "kubectl apply -k manifests";
 
 /// Returns the value of the component label of an object.
 pub fn component<K: kube::Resource>(object: &K) -> Option<&str> {

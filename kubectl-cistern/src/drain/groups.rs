@@ -102,6 +102,18 @@ fn takes_place(cluster: &Cluster, group: &BTreeSet<String>) -> bool {
     users(cluster, group).is_empty() && (is_planned || !is_refused)
 }
 
+/// Whether a VolumeMove keeps a standby copy, so that its volume does not move yet.
+pub(super) fn is_standby(it: &VolumeMove) -> bool {
+    it.spec.cutover == Cutover::Never
+}
+
+/// The volumes that move. One with a standby copy begins to move later, and no earlier than the removal of the copy has ended.
+pub(super) fn begun(cluster: &Cluster) -> BTreeSet<String> {
+    let moves = cluster.moves.iter();
+    let moves = moves.filter(|it| !is_standby(it) || it.metadata.deletion_timestamp.is_some());
+    moves.map(ResourceExt::name_any).collect()
+}
+
 /// Whether a volume is copied although pods use it.
 fn is_copied_while_used(it: &VolumeMove) -> bool {
     let reason = waits(it).and_then(|it| Reason::parse(&it.reason));
@@ -109,7 +121,7 @@ fn is_copied_while_used(it: &VolumeMove) -> bool {
         && !matches!(reason, Some(Reason::ReadyToCutOver | Reason::PodsRemain))
 }
 
-/// The groups whose VolumeMoves are created now. `begun` are the volumes that have one. At most `at_once` groups are
+/// The groups that begin to move now. `begun` are the volumes that move. At most `at_once` groups are
 /// copied at a time. So those that pods use are not begun unless they are copied meanwhile: all of their pods may end
 /// together. A group that lacks a VolumeMove, but has others, gets it in any case.
 pub(super) fn to_begin<'a>(
@@ -251,6 +263,32 @@ mod tests {
         // A pod that is not bound to a node does not have the volume.
         use_by_pod(&mut cluster, "c", None);
         assert_eq!(names(&cluster, &[], 9), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn volumes_with_standby_copies_begin_to_move_within_the_limit_too() {
+        let mut cluster = ten_volumes();
+        let groups = [group(&["a"]), group(&["b"])];
+        let standby = |name: &str| {
+            let mut its_move = moving(name, "Standby", true);
+            its_move.spec.cutover = Cutover::Never;
+            its_move
+        };
+        cluster.moves = vec![standby("a"), standby("b")];
+        let next = |cluster: &Cluster| -> Vec<String> {
+            let when = (1, Cutover::WhenUnused);
+            let next = to_begin(cluster, &groups, &begun(cluster), when);
+            next.into_iter().flatten().cloned().collect()
+        };
+        assert_eq!(next(&cluster), ["a"]);
+        cluster.moves[0].spec.cutover = Cutover::Manual;
+        assert!(next(&cluster).is_empty(), "a takes the only place");
+        cluster.moves.remove(0);
+        use_by_pod(&mut cluster, "a", Some("worker-1"));
+        assert_eq!(next(&cluster), ["b"]);
+        // Its standby copy is being removed.
+        cluster.moves[0].metadata.deletion_timestamp = Some(object(json!("1970-01-01T00:00:00Z")));
+        assert!(next(&cluster).is_empty());
     }
 
     #[test]

@@ -91,7 +91,7 @@ fn snapshots_that_stay(cluster: &Cluster, node: &str) -> String {
     format!("snapshots stay on {node}: {}\n", names.join(", "))
 }
 
-/// Each group with its volumes and the pods that use them.
+/// Each group with its volumes, the pods that use them, and the standby copies that the volumes move to.
 fn what_would_move(cluster: &Cluster, groups: &[BTreeSet<String>]) -> String {
     if groups.is_empty() {
         return "the node has no volumes\n".to_owned();
@@ -99,7 +99,17 @@ fn what_would_move(cluster: &Cluster, groups: &[BTreeSet<String>]) -> String {
     let line = |group: &BTreeSet<String>| {
         let users = Vec::from_iter(groups::users(cluster, group)).join(", ");
         let used = if users.is_empty() { "" } else { "; used by " };
-        format!("would move {}{used}{users}\n", shown(cluster, group))
+        let copies = group.iter().filter_map(|name| cluster.move_of(name));
+        let copies = copies.filter(|it| groups::is_standby(it)).map(|it| {
+            let on = plan::destination(it).map(|node| format!(" on {node}"));
+            let (shown, on) = (set::shown(cluster, &it.name_any()), on.unwrap_or_default());
+            format!("would end the standby copy of {shown}: the volume moves to it{on}\n")
+        });
+        let copies = copies.collect::<String>();
+        format!(
+            "would move {}{used}{users}\n{copies}",
+            shown(cluster, group)
+        )
     };
     groups.iter().map(line).collect()
 }
@@ -108,4 +118,27 @@ fn what_would_move(cluster: &Cluster, groups: &[BTreeSet<String>]) -> String {
 fn shown(cluster: &Cluster, group: &BTreeSet<String>) -> String {
     let each: Vec<String> = group.iter().map(|it| set::shown(cluster, it)).collect();
     each.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{cluster, object};
+
+    #[test]
+    fn a_standby_copy_that_would_end_is_named() {
+        let mut cluster = cluster();
+        let group = [BTreeSet::from(["pvc-1".to_owned()])];
+        let text = what_would_move(&cluster, &group);
+        assert_eq!(text, "would move shop/data (volume pvc-1)\n");
+        let spec = json!({"volumeName": "pvc-1", "toNode": "worker-2", "cutover": "Never"});
+        cluster.moves = vec![object(json!({"metadata": {"name": "pvc-1"}, "spec": spec}))];
+        let text = what_would_move(&cluster, &group);
+        let ends = "would end the standby copy of shop/data (volume pvc-1): the volume moves to it on worker-2\n";
+        assert!(text.ends_with(ends), "{text}");
+        cluster.moves[0].spec.cutover = cistern_crds::Cutover::Manual;
+        assert!(!what_would_move(&cluster, &group).contains("standby"));
+    }
 }

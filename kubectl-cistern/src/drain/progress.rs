@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::{Cutover, PoolVolume, VolumeMove};
+use cistern_crds::PoolVolume;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt as _;
 
 use super::{
-    groups::{self, to_begin, users},
+    groups::{self, is_standby, to_begin, users},
     shown,
 };
 use crate::{
@@ -31,8 +31,6 @@ pub(super) struct Drain<'a> {
     used: Vec<set::Link>,
     /// The volumes whose moves are waited for.
     followed: Vec<Followed>,
-    /// The volumes that move to their standby copies.
-    copies: BTreeSet<String>,
     /// The volumes that stay, and why.
     staying: BTreeMap<String, String>,
     printed: Printed,
@@ -52,7 +50,6 @@ impl<'a> Drain<'a> {
             sets,
             used: Vec::new(),
             followed: Vec::new(),
-            copies: BTreeSet::new(),
             staying: BTreeMap::new(),
             printed: Printed::default(),
         }
@@ -63,7 +60,7 @@ impl<'a> Drain<'a> {
         let mut changes = Changes::start(self.connection);
         loop {
             let cluster = moving::changed(&mut changes).await?;
-            self.cut_over_copies(&cluster).await?;
+            self.keep_promoted(&cluster);
             self.follow_moves(&cluster)?;
             self.end_moves(&cluster).await?;
             let groups = self.begin(&cluster).await?;
@@ -75,29 +72,22 @@ impl<'a> Drain<'a> {
         }
     }
 
-    /// Lets volumes move to the standby copies that they have. A volume whose copy was promoted here stays.
-    async fn cut_over_copies(&mut self, cluster: &Cluster) -> Result<(), Error> {
-        for its_move in &cluster.moves {
+    /// A volume whose copy was promoted here stays.
+    fn keep_promoted(&mut self, cluster: &Cluster) {
+        let promoted = cluster.moves.iter();
+        for its_move in promoted.filter(|it| promotion::is_promoted(it)) {
             let name = its_move.name_any();
             let volume = cluster.volume(&name);
-            let is_here = volume.is_some_and(|it| it.spec.node_name == self.flags.node);
-            if !is_here || its_move.spec.cutover != Cutover::Never {
-                continue;
-            }
-            if promotion::is_promoted(its_move) {
-                let why = || promotion::was_promoted(&name);
-                self.staying.entry(name.clone()).or_insert_with(why);
-            } else if self.copies.insert(name.clone()) {
-                let cutover = plan::of_standby(Some(self.flags.cutover.into()));
-                requests::set_cutover(self.connection, its_move, cutover).await?;
+            if volume.is_some_and(|it| it.spec.node_name == self.flags.node) {
+                let why = || promotion::was_promoted(its_move);
+                self.staying.entry(name).or_insert_with(why);
             }
         }
-        Ok(())
     }
 
     /// Follows all moves from the node, also those that others created, to any node.
     fn follow_moves(&mut self, cluster: &Cluster) -> Result<(), Error> {
-        for its_move in &cluster.moves {
+        for its_move in cluster.moves.iter().filter(|it| !is_standby(it)) {
             let it = Followed::of(&its_move.name_any(), cluster);
             let volume = cluster.volume(&it.name);
             let is_new = !self.is_followed(&it.name) && !self.staying.contains_key(&it.name);
@@ -144,7 +134,8 @@ impl<'a> Drain<'a> {
                 let volume = cluster.volume(name);
                 if volume.is_none_or(|it| it.spec.target.is_none()) {
                     self.followed.retain(|it| it.name != *name);
-                    let why = match cluster.move_of(name) {
+                    let its_move = cluster.move_of(name).filter(|it| !is_standby(it));
+                    let why = match its_move {
                         Some(_) => {
                             format!(
                                 "{why}; undo its move with `kubectl cistern move {name} --undo`"
@@ -158,15 +149,14 @@ impl<'a> Drain<'a> {
         }
     }
 
-    /// Creates the VolumeMoves of the groups that begin to move now. Returns the groups that are to move.
+    /// Creates the VolumeMoves of the groups that begin to move now, or lets them move to the standby copies that they have. Returns the groups that are to move.
     async fn begin(&mut self, cluster: &Cluster) -> Result<Vec<BTreeSet<String>>, Error> {
         groups::remember(&mut self.used, cluster);
         let mut groups = groups::groups(cluster, &self.sets, &self.used, &self.flags.node);
         loop {
             self.give_up(cluster, &groups);
             groups.retain(|group| !group.iter().any(|it| self.staying.contains_key(it)));
-            let mut begun: BTreeSet<String> =
-                cluster.moves.iter().map(VolumeMove::name_any).collect();
+            let mut begun = groups::begun(cluster);
             begun.extend(self.followed.iter().map(|it| it.name.clone()));
             let stayed = self.staying.len();
             let (at_once, cutover) = (self.flags.at_once, self.flags.cutover.into());
@@ -180,7 +170,7 @@ impl<'a> Drain<'a> {
         }
     }
 
-    /// Creates the VolumeMoves of a group but those that it has, or gives it up.
+    /// Creates the VolumeMoves of a group but those that it has, and cuts over its standby copies, or gives it up.
     async fn begin_group(
         &mut self,
         cluster: &Cluster,
@@ -208,6 +198,21 @@ impl<'a> Drain<'a> {
                 self.printer.write(&format!("{} is to move\n", it.shown))?;
                 self.followed.push(it);
             }
+        }
+        for (its_move, cutover) in &planned.change {
+            let name = its_move.name_any();
+            if begun.contains(&name) || !self.is_still_here(&name).await? {
+                continue;
+            }
+            requests::set_cutover(self.connection, its_move, *cutover).await?;
+            let it = Followed::of(&name, cluster);
+            let on = plan::destination(its_move).map(|node| format!(" on {node}"));
+            self.printer.write(&format!(
+                "{} is to move to its standby copy{}, and has no standby copy any more\n",
+                it.shown,
+                on.unwrap_or_default()
+            ))?;
+            self.followed.push(it);
         }
         Ok(())
     }

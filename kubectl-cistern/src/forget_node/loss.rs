@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use chrono::{DateTime, Utc};
 use cistern_crds::{HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, volume::ClaimReference};
 use kube::ResourceExt as _;
 
 use crate::{
     cluster::{Cluster, VolumeSnapshots},
+    moving::set,
     output::{Paint, Table, counted, human},
 };
 
@@ -23,6 +25,47 @@ pub(crate) struct Loss {
     pub(crate) snapshots: Vec<(PoolSnapshot, Option<String>)>,
     /// Snapshot groups. They have no data of their own.
     pub(crate) groups: Vec<PoolSnapshotGroup>,
+    /// Copies of the volumes on other nodes, which are deleted with their volumes.
+    pub(crate) copies: Vec<Copy>,
+}
+
+/// A complete copy of a volume on another node.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    /// Name of the volume.
+    pub(crate) volume: String,
+    /// The volume as messages name it.
+    shown: String,
+    /// Name of the node that has the copy.
+    node: String,
+    /// The time that its data has.
+    taken: DateTime<Utc>,
+}
+
+impl Copy {
+    /// The copy that the VolumeMove of a volume has made.
+    fn of(cluster: &Cluster, volume: &PoolVolume) -> Option<Self> {
+        let name = volume.name_any();
+        let found = cluster.move_of(&name)?;
+        let node = found.plan()?.to_node;
+        // Once the volume is on that node, the copy is the volume.
+        if node == volume.spec.node_name {
+            return None;
+        }
+        Some(Self {
+            shown: set::shown(cluster, &name),
+            node,
+            taken: found.copied_as_of()?,
+            volume: name,
+        })
+    }
+}
+
+impl fmt::Display for Copy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let taken = self.taken.format("%Y-%m-%d %H:%M:%S UTC");
+        write!(f, "{} as of {taken} on node {}", self.shown, self.node)
+    }
 }
 
 impl Loss {
@@ -53,6 +96,10 @@ impl Loss {
             node: node.to_owned(),
             pool: pool.map(str::to_owned),
             groups: groups.cloned().collect(),
+            copies: volumes
+                .clone()
+                .filter_map(|it| Copy::of(cluster, it))
+                .collect(),
             volumes: volumes.map(|it| (it.clone(), cluster.claim(it))).collect(),
             snapshots: snapshots
                 .filter(|it| is_in(*it, node, pool))
@@ -134,6 +181,9 @@ impl fmt::Display for Loss {
                 writeln!(f, "{}", table.render(Paint::plain()))?;
             }
         }
+        for copy in &self.copies {
+            writeln!(f, "The copy of {copy} is deleted, too.")?;
+        }
         writeln!(
             f,
             "Their objects are released so that they can be deleted. The disks are not touched. Continue only \
@@ -172,6 +222,26 @@ mod tests {
         assert_eq!(of_pool("fast").volumes.len(), 2);
         assert_eq!(of_pool("fast").name(), "worker-1/fast");
         assert!(of_pool("slow").is_empty());
+    }
+
+    #[test]
+    fn a_complete_copy_on_another_node_is_deleted_with_its_volume() {
+        let mut cluster = cluster();
+        let plan = json!({"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1});
+        let taken = "2026-01-01T00:00:00Z";
+        let prepared = json!({"number": 1, "snapshotName": "s", "image": "i", "taken": taken, "received": taken});
+        let mut copies = |prepared: &serde_json::Value| {
+            cluster.moves = vec![object(json!({"metadata": {"name": "pvc-1"},
+                "spec": {"volumeName": "pvc-1", "cutover": "Never"},
+                "status": {"plan": plan, "prepared": prepared}}))];
+            Loss::of(&cluster, &VolumeSnapshots::default(), "worker-1", None)
+        };
+        assert!(copies(&json!(null)).copies.is_empty(), "it is not complete");
+        let loss = copies(&prepared);
+        assert_eq!(loss.copies[0].volume, "pvc-1");
+        let text = loss.to_string();
+        let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 is deleted, too.";
+        assert!(text.contains(says), "{text}");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use cistern_crds::{Condition, ConditionType, PoolVolume, Reason, VolumeMove, condition};
 
 use super::set;
-use crate::{Connection, Error, Printer, Verdict, changes::Changes, cluster::Cluster};
+use crate::{
+    Connection, Error, Printer, Verdict, changes::Changes, cluster::Cluster, output::one_line,
+};
 
 /// A volume whose move is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,7 +157,7 @@ impl Printed {
     /// Returns the line about a move that waits, if it is new.
     pub(crate) fn progress(&mut self, cluster: &Cluster, followed: &Followed) -> Option<String> {
         let found = cluster.move_of(&followed.name).and_then(waits)?;
-        let (reason, message) = (&found.reason, &found.message);
+        let (reason, message) = (&found.reason, one_line(&found.message));
         self.change(
             &followed.name,
             format!("{}: {reason}: {message}\n", followed.shown),
@@ -248,6 +250,9 @@ mod tests {
         assert_eq!(first, "shop/data (volume pvc-1): Copying: 1 %\n");
         assert_eq!(line("1 %"), None);
         assert!(line("2 %").is_some());
+        // A node cannot write a line of its own.
+        let forged = line("3 %\nshop/data (volume pvc-1) has moved").unwrap();
+        assert_eq!(forged.lines().count(), 1, "{forged}");
     }
 
     #[test]

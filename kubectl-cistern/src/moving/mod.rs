@@ -217,7 +217,7 @@ fn not_undone(it: &VolumeMove) -> Option<String> {
         ));
     }
     if promotion::is_promoted(it) {
-        return Some(promotion::was_promoted(&name));
+        return Some(promotion::was_promoted(it));
     }
     (it.spec.cutover == Cutover::Never).then(|| {
         format!(

@@ -53,7 +53,7 @@ impl Planned {
 
 /// When a standby copy is cut over that is to move its volume. It is worth nothing if its volume is not copied until the pods
 /// have ended.
-pub(crate) fn of_standby(cutover: Option<Cutover>) -> Cutover {
+fn of_standby(cutover: Option<Cutover>) -> Cutover {
     match cutover {
         None | Some(Cutover::WhenUnused | Cutover::Never) => Cutover::Manual,
         Some(cutover) => cutover,
@@ -145,7 +145,7 @@ fn conflict(found: &VolumeMove, to_node: Option<&str>) -> Option<String> {
         ));
     }
     if is_promoted(found) {
-        return Some(was_promoted(&name));
+        return Some(was_promoted(found));
     }
     let (its, wanted) = (destination(found), to_node?);
     if its.as_deref() == Some(wanted) {

@@ -20,6 +20,8 @@ pub mod unclaimed;
 
 use std::io;
 
+use kube::ResourceExt as _;
+
 use self::{
     custom_resource::CustomResource,
     list::{Orphans, SelectedOrphan},
@@ -145,9 +147,9 @@ pub enum Error {
         /// Message of the condition that the object waits for.
         waits_for: String,
     },
-    /// An object of Kubernetes owns the volume or snapshot, or waits for it.
+    /// An object owns the volume or snapshot, or waits for it.
     #[error(
-        "{kind} {name} is not an orphan: a {owner}, or a claim or VolumeSnapshot that waits for it, owns it; delete the owner to remove the volume or snapshot"
+        "{kind} {name} is not an orphan: a {owner}, or a claim or VolumeSnapshot that waits for it, owns it, or a VolumeMove moves it; wait until the move has ended, or delete the owner to remove the volume or snapshot"
     )]
     Claimed {
         /// Kind of the object.
@@ -187,6 +189,37 @@ pub enum Error {
     /// Reading from standard input failed.
     #[error("the answer cannot be read: nothing was changed (--yes skips the prompt)")]
     Answer(#[source] io::Error),
+    /// No class names the Secret of an encrypted volume.
+    #[error(
+        "volume {name} is encrypted, and its PersistentVolume has to name the Secret with the key: no PersistentVolume \
+        was made; set --storage-class to the class of the volume, which names the Secret"
+    )]
+    SecretUnknown {
+        /// Name of the volume.
+        name: String,
+    },
+    /// The class names the Secret of an encrypted volume by its claim.
+    #[error(
+        "StorageClass {class} names the Secret with the key of a volume by {template:?}: no PersistentVolume was made; \
+        set --claim to the claim of the volume"
+    )]
+    SecretOfClaim {
+        /// Name of the class.
+        class: String,
+        /// Value of its parameter.
+        template: String,
+    },
+    /// The class names the Secret of an encrypted volume by what this command does not know.
+    #[error(
+        "StorageClass {class} names the Secret with the key of a volume by {template:?}, which this command cannot \
+        resolve: no PersistentVolume was made; set --storage-class to a class that names the Secret itself"
+    )]
+    SecretTemplate {
+        /// Name of the class.
+        class: String,
+        /// Value of its parameter.
+        template: String,
+    },
     /// The value of --claim is invalid.
     #[error("invalid --claim {claim:?}: the format is NAMESPACE/NAME")]
     Claim {
@@ -301,6 +334,27 @@ async fn adopt(
         .transpose()?;
     let (cluster, target) = choose(connection, &flags.orphan).await?;
     let timeout = flags.orphan.timeout;
+    let mut classes = cluster.classes.iter();
+    let wanted = persistent_volume::Wanted {
+        class_name: &flags.storage_class,
+        class: classes.find(|class| class.name_any() == flags.storage_class),
+        claim: claim.as_ref(),
+    };
+    if flags.persistent_volume != PersistentVolumeAction::None {
+        let object = match &target {
+            Target::Image(choice) => CustomResource::of(choice, &cluster),
+            Target::Object(object) => object.clone(),
+        };
+        if let CustomResource::Volume(volume) = object {
+            persistent_volume::of(&volume, wanted)?;
+        }
+        if wanted.class.is_none() && !wanted.class_name.is_empty() {
+            let name = wanted.class_name;
+            crate::print_notes(&[format!(
+                "Cistern has no StorageClass {name}: mount options of it are missing"
+            )]);
+        }
+    }
     let volume = match target {
         Target::Object(object) => {
             crate::print_notes(&[format!("{} has its image", unclaimed::describe(&object))]);
@@ -316,16 +370,16 @@ async fn adopt(
             volume
         }
     };
-    let class = &flags.storage_class;
-    let manifest = persistent_volume::of(&volume, class, claim.as_ref());
     match flags.persistent_volume {
         PersistentVolumeAction::None => {}
         PersistentVolumeAction::Print => {
+            let manifest = persistent_volume::of(&volume, wanted)?;
             let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other);
             let text = text.map_err(crate::Error::Rendering)?;
             printer.write(&text)?;
         }
         PersistentVolumeAction::Create => {
+            let manifest = persistent_volume::of(&volume, wanted)?;
             persistent_volume::create(connection, &cluster, &manifest).await?;
         }
     }

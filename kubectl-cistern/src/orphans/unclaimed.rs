@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
-    HasImage, PoolSnapshot, PoolVolume,
+    HasImage, PoolSnapshot, PoolVolume, VolumeMove,
     unclaimed::{Claimable, GRACE, Owners, advice},
     volume::ClaimReference,
 };
@@ -177,8 +177,8 @@ fn view<K: Claimable>(object: &K) -> UnclaimedView {
 async fn owners_of_volumes(connection: &Connection) -> Result<Owners, crate::Error> {
     let mut owners = Owners::default();
     let all = ListParams::default;
-    // Claims are listed before PersistentVolumes. If a claim is bound after its list request, the
-    // second list contains its PersistentVolume.
+    // Claims and VolumeMoves are listed before PersistentVolumes. If a claim is bound, or a move ends, after its list
+    // request, the last list contains the PersistentVolume.
     let claims = connection.everywhere::<PersistentVolumeClaim>();
     for claim in connection.list(claims, all()).await? {
         let bound = claim
@@ -188,6 +188,12 @@ async fn owners_of_volumes(connection: &Connection) -> Result<Owners, crate::Err
         if bound.unwrap_or_default().is_empty() {
             owners.add_waiting(&claim.uid().unwrap_or_default());
         }
+    }
+    match connection.own::<VolumeMove>().await {
+        Ok(moves) => moves.iter().for_each(|it| owners.add_move(&it.name_any())),
+        // Version 0.1 of Cistern does not have the kind.
+        Err(crate::Error::NotInstalled { .. }) => {}
+        Err(error) => return Err(error),
     }
     let volumes = connection.everywhere::<PersistentVolume>();
     for volume in connection.list(volumes, all()).await? {

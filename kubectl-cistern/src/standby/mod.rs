@@ -141,7 +141,7 @@ fn not_standby(it: &VolumeMove) -> Option<String> {
         return None;
     }
     if is_promoted(it) {
-        return Some(was_promoted(&name));
+        return Some(was_promoted(it));
     }
     (it.spec.cutover != Cutover::Never)
         .then(|| format!("volume {name} moves to another node: wait until it has moved"))

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! *Invariant:* the request names the time of the copy that the user has seen. The operator promotes no older one, and looks
-//! at the node by itself.
+//! at the node by itself. The command can be repeated: a copy that is promoted already is only followed.
 
 use std::{
     collections::BTreeSet,
@@ -32,11 +32,14 @@ use crate::{
         Error, complete,
         follow::{Followed, Goal, until_ended},
         named_together,
-        promotion::{is_promoted, was_promoted},
+        promotion::is_promoted,
         requests, set,
     },
     output::Terminal,
 };
+
+/// How messages show the time of a copy.
+const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
 
 /// A copy that is to become the volume.
 #[derive(Debug)]
@@ -47,8 +50,8 @@ struct Copy {
     taken: DateTime<Utc>,
 }
 
-/// Promotes the standby copies of the volumes of the claims, after confirmation. Fails if one of them has no copy, if its node
-/// may work, if the user does not confirm, or if a request fails.
+/// Promotes the standby copies of the volumes of the claims that are not promoted yet, after confirmation. Fails if one of
+/// them has no copy, if its node may work, if the user does not confirm, or if a request fails.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Promote,
@@ -57,13 +60,19 @@ pub async fn run(
     let cluster = complete(connection).await?;
     let together = named_together(connection, &cluster, &flags.claims, printer)?;
     let copies = copies(&cluster, &together).map_err(Error::Refused)?;
-    refuse_working(connection, &copies).await?;
-    let (question, name) = question(&cluster, &copies, Utc::now());
-    confirm(
-        (&question, &name),
-        &mut io::stdin().lock(),
-        &mut Terminal::stderr(),
-    )?;
+    for name in together.iter().filter(|it| is_followed_only(&copies, it)) {
+        let shown = set::shown(&cluster, name);
+        printer.write(&format!("the copy of {shown} is promoted already\n"))?;
+    }
+    if !copies.is_empty() {
+        refuse_working(connection, &copies).await?;
+        let (question, name) = question(&cluster, &copies, Utc::now());
+        confirm(
+            (&question, &name),
+            &mut io::stdin().lock(),
+            &mut Terminal::stderr(),
+        )?;
+    }
     for copy in &copies {
         let time = copy.taken.to_rfc3339_opts(SecondsFormat::Nanos, true);
         let spec = json!({"promotion": {"dataAsOf": time}});
@@ -72,17 +81,21 @@ pub async fn run(
     if !flags.wait {
         return Ok(Verdict::Ok);
     }
-    let followed = copies.iter();
-    let followed = followed.map(|it| Followed::of(&it.object.name_any(), &cluster));
+    let followed = together.iter().map(|it| Followed::of(it, &cluster));
     until_ended(connection, followed.collect(), Goal::Move, printer).await
 }
 
-/// The copies of the volumes. Fails with the reasons for which they cannot be promoted.
+/// Whether the copy of a volume is promoted already.
+fn is_followed_only(copies: &[Copy], name: &str) -> bool {
+    !copies.iter().any(|it| it.object.name_any() == name)
+}
+
+/// The copies of the volumes that are not promoted yet. Fails with the reasons for which they cannot be promoted.
 fn copies(cluster: &Cluster, together: &BTreeSet<String>) -> Result<Vec<Copy>, Vec<String>> {
     let (mut found, mut refused) = (Vec::new(), Vec::new());
     for name in together {
         match copy_of(cluster, name) {
-            Ok(copy) => found.push(copy),
+            Ok(copy) => found.extend(copy),
             Err(why) => refused.push(why),
         }
     }
@@ -93,21 +106,32 @@ fn copies(cluster: &Cluster, together: &BTreeSet<String>) -> Result<Vec<Copy>, V
     }
 }
 
-fn copy_of(cluster: &Cluster, name: &str) -> Result<Copy, String> {
+/// The copy of a volume; None if it is promoted already.
+fn copy_of(cluster: &Cluster, name: &str) -> Result<Option<Copy>, String> {
     let shown = set::shown(cluster, name);
-    let standby = cluster.move_of(name);
-    let Some(object) = standby.filter(|it| it.spec.cutover == Cutover::Never) else {
+    let Some(object) = cluster.move_of(name) else {
         return Err(format!("{shown} has no standby copy"));
     };
     if is_promoted(object) {
-        return Err(was_promoted(name));
+        return Ok(None);
     }
-    match (object.plan(), object.copied_as_of()) {
-        (Some(plan), Some(taken)) => Ok(Copy {
+    let taken = object.copied_as_of();
+    if object.spec.cutover != Cutover::Never {
+        return Err(match taken {
+            Some(taken) => format!(
+                "the copy of {shown} as of {} belongs to a move: make it a standby copy first, with `kubectl patch \
+                 volumemove {name} --type merge --patch '{{\"spec\":{{\"cutover\":\"Never\"}}}}'`",
+                taken.format(FORMAT)
+            ),
+            None => format!("{shown} has no standby copy"),
+        });
+    }
+    match (object.plan(), taken) {
+        (Some(plan), Some(taken)) => Ok(Some(Copy {
             object: object.clone(),
             plan,
             taken,
-        }),
+        })),
         _ => Err(format!("the standby copy of {shown} is not complete")),
     }
 }
@@ -142,7 +166,7 @@ fn question(cluster: &Cluster, copies: &[Copy], now: DateTime<Utc>) -> (String, 
         let (shown, plan) = (set::shown(cluster, &copy.object.name_any()), &copy.plan);
         let (from, to) = (&plan.from_node, &plan.to_node);
         let (taken, old) = (
-            copy.taken.format("%Y-%m-%d %H:%M:%S UTC"),
+            copy.taken.format(FORMAT),
             age(copy.taken, now),
         );
         format!(
@@ -228,12 +252,29 @@ mod tests {
     fn nothing_is_promoted_without_a_complete_standby_copy() {
         let (spec, status) = standby();
         let why = |spec: &Value, status: &Value| of(&with(spec, status)).unwrap_err().remove(0);
-        let moves = json!({"volumeName": "pvc-1"});
-        assert!(why(&moves, &status).contains("has no standby copy"));
+        let moves = json!({"volumeName": "pvc-1", "cutover": "Manual"});
+        assert!(why(&moves, &json!({})).contains("has no standby copy"));
+        let of_move = why(&moves, &status);
+        for part in [
+            "as of 2026-01-01 00:00:00 UTC belongs to a move",
+            r#"kubectl patch volumemove pvc-1 --type merge --patch '{"spec":{"cutover":"Never"}}'"#,
+        ] {
+            assert!(of_move.contains(part), "{of_move}");
+        }
         assert!(why(&spec, &json!({})).contains("is not complete"));
-        let mut twice = status.clone();
-        twice["promoted"] = json!(TAKEN);
-        assert!(why(&spec, &twice).contains("was promoted"));
         assert!(of(&cluster()).unwrap_err()[0].contains("has no standby copy"));
+    }
+
+    #[test]
+    fn a_copy_that_is_promoted_already_is_not_promoted_again_and_only_followed() {
+        let (spec, mut status) = standby();
+        assert!(!is_followed_only(
+            &of(&with(&spec, &status)).unwrap(),
+            "pvc-1"
+        ));
+        status["promoted"] = json!(TAKEN);
+        let copies = of(&with(&spec, &status)).unwrap();
+        assert!(copies.is_empty());
+        assert!(is_followed_only(&copies, "pvc-1"));
     }
 }
