@@ -29,6 +29,9 @@ cistern.objects renders the objects of the files that match a pattern. Nothing i
 {{- $namespace := .root.Release.Namespace -}}
 {{- $metadata := $object.metadata -}}
 {{- $_ := set $metadata "labels" (merge (include "cistern.labels" . | fromYaml) (default dict $metadata.labels)) -}}
+{{- if has $object.kind (list "PodMonitor" "PrometheusRule") -}}
+{{- $_ := set $metadata "labels" (merge $metadata.labels .root.Values.monitoring.labels) -}}
+{{- end -}}
 {{- if .keep -}}
 {{- $_ := set $metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") (default dict $metadata.annotations)) -}}
 {{- end -}}

@@ -31,6 +31,7 @@
 {{- include "cistern.container" (dict "root" $.root "container" $container) -}}
 {{- end -}}
 {{- if eq $component "node" -}}
+{{- with $chosen.env }}{{ include "cistern.env" (dict "variables" . "container" (first $pod.containers)) }}{{ end -}}
 {{- include "cistern.kubeletRoot" (dict "root" .root "pod" $pod) -}}
 {{- with $chosen.poolDirectories }}{{ include "cistern.poolDirectories" (dict "directories" . "pod" $pod) }}{{ end -}}
 {{- end -}}
@@ -50,6 +51,15 @@
 {{- with $values.logLevel }}{{ $env = append $env (dict "name" "LOG_LEVEL" "value" .) }}{{ end -}}
 {{- with $values.logFormat }}{{ $env = append $env (dict "name" "LOG_FORMAT" "value" .) }}{{ end -}}
 {{- $_ := set $container "env" $env -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cistern.env adds environment variables. A number of a file of values is a float64, whose own text has an exponent. */}}
+{{- define "cistern.env" -}}
+{{- $container := .container -}}
+{{- range $name, $value := .variables -}}
+{{- if not (kindIs "string" $value) }}{{ $value = int64 $value | toString }}{{ end -}}
+{{- $_ := set $container "env" (append $container.env (dict "name" $name "value" $value)) -}}
 {{- end -}}
 {{- end -}}
 

@@ -10,7 +10,25 @@ use kube::{
     },
 };
 
-use crate::{Fixture, has_condition, status};
+use crate::{Fixture, has_condition, node_service::KubeletVolume, status};
+
+/// The agent's metric of its writes to the status of volumes and snapshots. It writes these by PUT, and that of its StorageNode
+/// by PATCH.
+const WRITES: &str = "cistern_api_request_duration_seconds_count{method=\"PUT\"";
+
+/// The line of that metric after this many accepted writes.
+fn accepted(writes: u32) -> String {
+    format!("{WRITES},code=\"200\"}} {writes}")
+}
+
+impl Fixture {
+    /// The lines of that metric: one for each code that the API server has answered.
+    async fn writes(&self) -> Vec<String> {
+        let metrics = self.driver.node().get("/metrics").await.unwrap();
+        let counts = metrics.lines().filter(|line| line.starts_with(WRITES));
+        counts.map(str::to_owned).collect()
+    }
+}
 
 #[tokio::test]
 async fn r05_creation_and_reclaim_take_two_writes_each_and_no_write_follows() {
@@ -46,6 +64,30 @@ async fn r05_creation_and_reclaim_take_two_writes_each_and_no_write_follows() {
         (true, true, false, true),    // the finalizer is removed
     ];
     assert_eq!(seen, life);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r05_a_pod_starts_and_ends_without_a_write_to_its_volume() {
+    let node = Fixture::start("agent-pod-writes").await;
+    // The blocks that a mount takes are too few of so many to be reported.
+    let object = node.volume("one", Bytes::mib(512)).await;
+    let kubelet = KubeletVolume::of(&node, &object);
+    // The agent has its answer a moment after the volume is seen to be ready.
+    node.driver.node().shows(&accepted(2)).await;
+
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("target", &[], false).await.unwrap();
+    assert_eq!(node.writes().await, [accepted(2)]);
+    kubelet.unpublish("target").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    let after = node.get(&object.name_any()).await;
+    assert_eq!(after.resource_version(), object.resource_version());
+
+    // What the calls have enqueued is reconciled before the deletion, which takes two writes.
+    node.remove(&object.name_any()).await;
+    node.driver.node().shows(&accepted(4)).await;
+    assert_eq!(node.writes().await, [accepted(4)]);
     node.finish().await;
 }
 

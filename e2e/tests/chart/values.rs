@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use cistern_e2e::process::{output, run};
-use serde_json::Value;
+use cistern_e2e::{
+    Folder,
+    process::{output, run},
+};
+use serde_json::{Value, json};
 
 use crate::{SOON, template};
 
@@ -24,6 +27,10 @@ async fn the_schema_refuses_what_is_no_value() {
         ("node.poolDirectories={data}", "poolDirectories"),
         ("node.poolDirectories={/data/../etc}", "poolDirectories"),
         ("node.poolDirectories={/data:/etc}", "poolDirectories"),
+        ("node.env.max=1", "max"),
+        ("node.env.MAX_VOLUMES=true", "MAX_VOLUMES"),
+        ("node.env.NODE_NAME=other", "NODE_NAME"),
+        ("snapshotMetadata.enabled=true", "snapshots"),
     ] {
         let mut helm = template().await;
         helm.args(["--set", value]);
@@ -32,6 +39,40 @@ async fn the_schema_refuses_what_is_no_value() {
         assert!(!refused.status.success(), "{value} is taken");
         assert!(stderr.contains("schema"), "{value}: {stderr}");
         assert!(stderr.contains(names), "{value}: {stderr}");
+    }
+}
+
+#[tokio::test]
+async fn variables_of_the_node_plugin_and_labels_for_prometheus_operator_are_rendered() {
+    let folder = Folder::new();
+    let file = folder.join("values.yaml");
+    let values = json!({
+        "node": {"env": {"TRANSFER_BYTES_PER_SECOND": 104_857_600, "HEALTH_INTERVAL": "5s"}},
+        "monitoring": {
+            "enabled": true,
+            "prometheusOperator": true,
+            "labels": {"release": "prometheus"},
+        },
+    });
+    std::fs::write(&file, values.to_string()).unwrap();
+    let mut helm = template().await;
+    helm.arg("--values").arg(&file);
+    let rendered = output(helm, SOON).await;
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+    let of = |kind: &str| objects.iter().find(|it| it["kind"] == kind).unwrap();
+    let driver = &of("DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+    let variables = driver["env"].as_array().unwrap();
+    for (name, value) in [
+        ("TRANSFER_BYTES_PER_SECOND", "104857600"),
+        ("HEALTH_INTERVAL", "5s"),
+    ] {
+        let variable = variables.iter().find(|it| it["name"] == name).unwrap();
+        assert_eq!(variable["value"], value);
+    }
+    for kind in ["PodMonitor", "PrometheusRule"] {
+        let labels = &of(kind)["metadata"]["labels"];
+        assert_eq!(labels["release"], "prometheus", "{kind}");
+        assert_eq!(labels["app.kubernetes.io/name"], "cistern", "{kind}");
     }
 }
 

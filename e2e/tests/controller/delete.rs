@@ -100,6 +100,22 @@ async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_withdrawn(
 }
 
 #[tokio::test]
+async fn dv_04_a_short_call_also_withdraws_the_deletion_of_a_volume_in_use() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "in-use-short", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    create_ready(&cluster, replica.client().await, "in-use-short").await;
+
+    let asked = tokio::spawn(delete(replica.client().await, "in-use-short", SHORT));
+    let unwanted = cluster.unwanted("in-use-short").await;
+    cluster.report_in_use(&unwanted).await;
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    let kept = cluster.placed("in-use-short", "a").await;
+    assert!(!kept.spec.deletion_requested);
+}
+
+#[tokio::test]
 async fn dv_04_a_volume_that_is_released_while_the_call_waits_is_deleted_by_it() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "let-go", &[("a", 5)]).await;

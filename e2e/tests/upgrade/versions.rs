@@ -19,7 +19,7 @@ use crate::{
 /// The headings of the page that have commands, and what `doctor` says about the versions after them.
 const STEPS: [(&str, &str, &str); 7] = [
     ("Before", "", ""),
-    ("Definitions", "", ""),
+    ("CRDs", "", ""),
     (
         "Operator and controller",
         "old-agents",
@@ -33,7 +33,7 @@ const STEPS: [(&str, &str, &str); 7] = [
     ),
     ("Agents of the older version", "", ""),
     (
-        "Definitions of the older version",
+        "CRDs of the older version",
         "back",
         "all parts are previous",
     ),

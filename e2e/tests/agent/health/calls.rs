@@ -1,6 +1,6 @@
 //! Calls to a pool whose disk does not answer.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{Bytes, ConditionType, NodePoolStatus};
 use cistern_e2e::{eventually, requests::create_volume};
@@ -83,6 +83,10 @@ async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves
     let staged = KubeletVolume::at(&node, &staged, "of-staged");
     let unstaged = KubeletVolume::at(&node, &unstaged, "of-unstaged");
     staged.stage(&[]).await.unwrap();
+    let leaving = disk.volume(&node, "leaving").await;
+    let leaving = KubeletVolume::at(&node, &leaving, "of-leaving");
+    leaving.stage(&[]).await.unwrap();
+    leaving.publish("pod", &[], false).await.unwrap();
     let other = node.volume("other", Bytes::mib(64)).await;
     let other = KubeletVolume::at(&node, &other, "of-other");
 
@@ -114,8 +118,18 @@ async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves
         .await;
     let answer = node.statistics_of(&staged).await.unwrap();
     assert!(answer.volume_condition.unwrap().abnormal);
+    // The unmount waits for the disk. The caller has no deadline here, so the driver's own ends the call.
+    leaving.unpublish("pod").await.unwrap();
+    let unfinished = leaving.unstage().await.unwrap_err();
+    assert_eq!(unfinished.code(), Code::DeadlineExceeded, "{unfinished}");
+    let says_why = unfinished.message().contains("has not ended after");
+    assert!(says_why, "{unfinished}");
 
     disk.set(Mode::Ok);
+    // The repeat waits for the end of that unmount.
+    leaving.unstage().await.unwrap();
+    let mounts = node.driver.mounts_below(&leaving.staging);
+    assert_eq!(mounts, Vec::<PathBuf>::new());
     disk.pool_until(&node, "to recover", is_healthy).await;
     eventually("the volume to be created", SOON, async || {
         let created = node.create_in(disk.pool(), "too-early").await;
