@@ -507,7 +507,7 @@ names! {
         /// The Node is gone, and the state of its volumes is unknown.
         ///
         /// Let the machine join the cluster again under the same name. If it is lost for good, and a volume has a standby copy,
-        /// promote it first: `kubectl cistern promote CLAIM`. `forget-node` deletes that copy. Then run
+        /// promote it first: `kubectl cistern promote CLAIM`. After `forget-node` the copy cannot be promoted. Then run
         /// `kubectl cistern forget-node`.
         NodeGone,
         /// No pod of the node plugin runs on the node.

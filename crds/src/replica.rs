@@ -90,7 +90,8 @@ pub struct PoolReplicaSpec {
     pub extent_size: Option<ExtentSize>,
 
     /// Requests that the image is destroyed; default false. The agent destroys it only while the volume does
-    /// not need it. Set by the operator; cannot be set back to false.
+    /// not need it, and keeps the open image of a volume that has no object. Set by the operator; cannot be set back to
+    /// false.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,

@@ -171,8 +171,8 @@ pub struct PoolVolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<MoveTarget>,
 
-    /// UID of the last VolumeMove that was given up before it declared a target. Set by the operator, so that a
-    /// declaration that is under way fails; absent if there was none.
+    /// UID of the last VolumeMove that was given up before the volume named its new node. Set by the operator, so that a
+    /// declaration that is under way fails, and the node may open the image again; absent if there was none.
     #[serde(
         default,
         rename = "cancelledMoveUID",

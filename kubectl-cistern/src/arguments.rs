@@ -681,7 +681,7 @@ pub struct ReplaceDisk {
     pub pool: String,
     /// Name of the node
     pub node: String,
-    /// Also delete the complete copies of lost volumes that other nodes have, instead of refusing
+    /// Also give up the complete copies of lost volumes that other nodes have, instead of refusing
     #[arg(long)]
     pub give_up_copies: bool,
 }
@@ -694,7 +694,7 @@ pub struct ForgetNode {
     /// Release only this pool, whose disk on the node has failed; the node may be running
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
-    /// Also delete the complete copies of lost volumes that other nodes have, instead of refusing
+    /// Also give up the complete copies of lost volumes that other nodes have, instead of refusing
     #[arg(long)]
     pub give_up_copies: bool,
     /// How long to wait for the operator to remove the StorageNode

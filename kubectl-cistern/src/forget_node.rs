@@ -93,10 +93,10 @@ pub enum Error {
         /// Name of the pool.
         pool: String,
     },
-    /// Other nodes have copies of the volumes, which would be deleted.
+    /// Other nodes have copies of the volumes, which can be promoted only before their objects are released.
     #[error(
-        "another node has a copy of {copies}: nothing was changed, because this command deletes the copies; make them \
-        the volumes first: kubectl cistern promote {volumes}; or give them up with --give-up-copies"
+        "another node has a copy of {copies}: nothing was changed, because a copy cannot be promoted after this command; \
+        promote it first: kubectl cistern promote {volumes}; or give it up with --give-up-copies"
     )]
     Copied {
         /// The copies, as messages name them.
@@ -252,7 +252,7 @@ fn ready_on<'a>(node: &str, agents: &'a [Pod]) -> Option<&'a Pod> {
     })
 }
 
-/// Fails if other nodes have copies of the volumes, or may have some: they are deleted with the volumes.
+/// Fails if other nodes have copies of the volumes, or may have some: without its PoolVolume none can be promoted.
 pub(crate) fn refuse_copied(cluster: &Cluster, loss: &Loss) -> Result<(), crate::Error> {
     for (volume, _) in &loss.volumes {
         let unreadable = &cluster.unreadable;

@@ -405,6 +405,24 @@ async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_cl
     let mounted = stage(source, &adopted, "after").await;
     assert_eq!(sums(source, &mounted).await, checksums);
     unstage(source, &adopted, "after").await;
+
+    // An object that does not name the move may be an old one, and the data on another node.
+    moving.declare_target().await;
+    moving.fenced(FenceState::Closed).await;
+    source.force_delete(&name).await;
+    anew.spec.target = None;
+    source.create(&anew).await;
+    let is_refused = |object: &PoolVolume| {
+        let conditions = object.status.iter().flat_map(|it| &it.conditions);
+        let mut messages = conditions.map(|it| &it.message);
+        messages.any(|it| it.contains("is being moved to another node"))
+    };
+    source.until(&name, "to be refused", is_refused).await;
+    assert_eq!(moving.files(source, "closed").await.trim(), image);
+    source.force_delete(&name).await;
+    anew.spec.cancelled_move_uid = Some(MOVE.to_owned());
+    let adopted = source.create_ready(&anew).await;
+    assert_eq!(adopted.image().unwrap().uid, image);
     source.remove(&name).await;
     moving.finish().await;
 }

@@ -182,7 +182,7 @@ impl fmt::Display for Loss {
             }
         }
         for copy in &self.copies {
-            writeln!(f, "The copy of {copy} is deleted, too.")?;
+            writeln!(f, "The copy of {copy} cannot be promoted any more.")?;
         }
         writeln!(
             f,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_copy_on_another_node_is_deleted_with_its_volume() {
+    fn a_complete_copy_on_another_node_is_lost_with_its_volume() {
         let mut cluster = cluster();
         let plan = json!({"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1});
         let taken = "2026-01-01T00:00:00Z";
@@ -240,7 +240,7 @@ mod tests {
         let loss = copies(&prepared);
         assert_eq!(loss.copies[0].volume, "pvc-1");
         let text = loss.to_string();
-        let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 is deleted, too.";
+        let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 cannot be promoted any more.";
         assert!(text.contains(says), "{text}");
     }
 

@@ -174,17 +174,20 @@ impl Reconciliation<'_, PoolVolume> {
         if usable.pool.images().is_none() {
             return self.find_own_image(usable).await;
         }
-        // Before the search: a closed image is found, and refused.
-        let target = self.object.spec.target.as_ref();
-        if let Some(by) = target.map(|target| target.move_uid.clone()) {
-            let (name, pool) = (self.name.clone(), Arc::clone(&usable.pool));
-            let permit = self.permit().await;
-            let work = on_host(permit, move || {
-                reopen_left(pool.images_for(MOVES)?, &name, &by.parse()?)
-            });
-            if let Err(error) = work.await.map_err(|source| self.broken(source))? {
-                return Ok(Err(error));
-            }
+        // Before the search, which finds open images only.
+        let spec = &self.object.spec;
+        let declared = spec.target.as_ref().map(|target| &target.move_uid);
+        let uncommitted = declared.into_iter().chain(&spec.cancelled_move_uid);
+        let uncommitted: Vec<String> = uncommitted.cloned().collect();
+        let (name, pool) = (self.name.clone(), Arc::clone(&usable.pool));
+        let permit = self.permit().await;
+        let work = on_host(permit, move || {
+            let uncommitted: Result<Vec<Uid>, _> =
+                uncommitted.iter().map(|uid| uid.parse()).collect();
+            reopen_left(pool.images_for(MOVES)?, &name, &uncommitted?)
+        });
+        if let Err(error) = work.await.map_err(|source| self.broken(source))? {
+            return Ok(Err(error));
         }
         let found = self.find_own_image(usable).await?;
         let Ok(Some(image)) = &found else {
@@ -304,16 +307,22 @@ fn reopen_closing(pool: &Pool, uid: &Uid) -> Result<(), HostError> {
     }
 }
 
-/// Opens an image again that a volume of this name has left closed for a move.
-fn reopen_left(pool: &Pool, name: &str, by: &Uid) -> Result<(), image::Error> {
+/// Opens the images again that a volume of this name has left closed for one of these moves. Fails if one is closed for another
+/// move.
+fn reopen_left(pool: &Pool, name: &str, uncommitted: &[Uid]) -> Result<(), image::Error> {
     for left in pool.closed()? {
-        let (image, closed_for) = (left.image, left.by);
-        let owner = image.identity.map(|identity| identity.owner);
-        let is_its = owner.is_some_and(|owner| owner.volume() == Some(name));
-        if is_its && closed_for.as_ref() == Some(by) {
-            pool.reopen(&image.uid, by)?;
-            tracing::warn!(volume = name, image = %image.uid, "opened an image again that the volume had left closed");
+        let (uid, identity) = (left.image.uid, left.image.identity);
+        let owner = identity.map(|identity| identity.owner);
+        if owner.is_none_or(|owner| owner.volume() != Some(name)) {
+            continue;
         }
+        // Without a readable mark, this fails and names it.
+        match pool.fence(&uid)? {
+            Fence::Closed { by } if uncommitted.contains(&by) => pool.reopen(&uid, &by)?,
+            Fence::Closed { by } => return Err(HostError::Moving { uid, by }.into()),
+            Fence::Open | Fence::Closing { .. } => continue,
+        }
+        tracing::warn!(volume = name, image = %uid, "opened an image again that the volume had left closed");
     }
     Ok(())
 }
