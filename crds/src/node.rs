@@ -297,6 +297,10 @@ pub struct NodePoolStatus {
     /// Bytes for volumes and snapshots: `empty` less `reservedPercent`; all of `empty` in a volume group.
     #[serde(default)]
     pub usable: Bytes,
+    /// Unit in bytes of the sizes of volumes: a logical volume has whole extents, on each disk of a stripe. Absent if it is
+    /// 1 MiB, as in each pool of image files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_unit: Option<Bytes>,
     /// Bytes that were free when the pool's filesystem was created or last grown. Of a volume group: what
     /// is free, and what the logical volumes of Cistern take.
     #[serde(default)]
@@ -368,6 +372,13 @@ impl NodePoolStatus {
     pub fn largest_volume_of_any(&self) -> Bytes {
         let largest = [Provisioning::Thin, Provisioning::Thick].map(|it| self.largest_volume(it));
         largest.into_iter().max().unwrap_or_default()
+    }
+
+    /// Size that a volume gets for which a size is requested: rounded up to the unit of the pool, together with its header.
+    pub fn size_of_volume(&self, requested: Bytes, header: Bytes) -> Bytes {
+        let unit = self.size_unit.unwrap_or(Bytes::mib(1)).0.max(1);
+        let whole = requested.saturating_add(header).0.div_ceil(unit);
+        Bytes(whole.saturating_mul(unit)).saturating_sub(header)
     }
 
     /// Size of the largest new volume with this provisioning. Overcommitment does not raise it: a volume

@@ -241,6 +241,7 @@ mod tests {
             problems: vec![problem; bounds::PROBLEMS],
             orphans: (0..LISTED).map(orphan).collect(),
             size: Bytes(u64::MAX),
+            size_unit: Some(Bytes(u64::MAX)),
             usable: Bytes(u64::MAX),
             empty: Bytes(u64::MAX),
             used: Bytes(u64::MAX),

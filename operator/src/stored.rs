@@ -33,6 +33,8 @@ pub struct Stored<R> {
     pub moves: Option<Box<DeclaredMove>>,
     /// Whether the volume has moved, and its node does not report it as ready.
     pub is_awaited: bool,
+    /// Whether the deletion of the volume is requested.
+    pub is_leaving: bool,
     /// The move that a snapshot was taken for.
     pub of_move: Option<Box<PartOfMove>>,
     /// Whether the object needs no Kubernetes object that refers to it.
@@ -142,6 +144,7 @@ impl<R> Default for Stored<R> {
             awaits: None,
             moves: None,
             is_awaited: false,
+            is_leaving: false,
             of_move: None,
             is_hidden: false,
         }
@@ -166,6 +169,7 @@ impl StoredVolume {
             awaits: volume.awaited_copy().map(AwaitedCopy::of).map(Box::new),
             moves: DeclaredMove::of(&volume).map(Box::new),
             is_awaited: is_awaited(&volume),
+            is_leaving: volume.spec.deletion_requested,
             report: reportable(volume).map(Box::new),
             ..stored
         }
@@ -204,6 +208,7 @@ impl<R> Stored<R> {
             awaits: None,
             moves: None,
             is_awaited: false,
+            is_leaving: false,
             of_move: None,
             is_hidden: false,
         }

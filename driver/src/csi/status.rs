@@ -102,7 +102,9 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         volumes::Error::Placement(PlacementError::NoRoom { .. }) => Code::ResourceExhausted,
         // For an expansion this code is final to external-resizer, which then lets users request a
         // smaller size. With RESOURCE_EXHAUSTED they could not lower a size that does not fit.
-        volumes::Error::Placement(PlacementError::TooLarge { .. })
+        volumes::Error::Placement(
+            PlacementError::TooLarge { .. } | PlacementError::OverLimit { .. },
+        )
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
         // INVALID_ARGUMENT is infeasible to external-resizer, which then waits for another class. A

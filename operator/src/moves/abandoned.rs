@@ -12,6 +12,7 @@ use super::{
     actions::{is_all_that_is_left, is_movable},
     removal,
     snapshots::remove_left,
+    volume,
 };
 use crate::{Context, controller::Next, pages, taken_over};
 
@@ -64,8 +65,8 @@ enum Left {
     Keep,
 }
 
-/// What is done with a replica of a volume that is ready, or that is gone.
-fn left(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Left {
+/// What is done with a replica of a volume that is ready, or that is gone. `is_claimed` is whether there is a PersistentVolume.
+fn left(replica: &PoolReplica, volume: Option<&PoolVolume>, is_claimed: bool) -> Left {
     let spec = &replica.spec;
     let is_volumes = match volume {
         Some(volume) => volume.spec.node_name == spec.node_name,
@@ -73,7 +74,7 @@ fn left(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Left {
     };
     if is_volumes {
         Left::Release
-    } else if volume.is_none() && is_all_that_is_left(replica) {
+    } else if volume.is_none() && is_claimed && is_all_that_is_left(replica) {
         Left::Keep
     } else {
         Left::Remove
@@ -101,8 +102,10 @@ async fn remove_replicas(
         return Ok(found.is_empty());
     }
     let mut is_clear = true;
+    let is_claimed =
+        volume.is_some() || !found.is_empty() && volume::is_claimed(context, name).await?;
     for replica in &found {
-        match left(replica, volume) {
+        match left(replica, volume, is_claimed) {
             Left::Release => removal::release(context, replica).await?,
             Left::Remove => removal::advance(context, replica).await?,
             Left::Keep => {
@@ -137,21 +140,26 @@ mod tests {
     fn without_its_volume_the_former_image_and_a_whole_copy_stay_until_their_removal_is_requested()
     {
         let retained = testing::replica(ReplicaPurpose::Retained, "node-1", 0);
-        assert_eq!(left(&retained, None), Left::Release);
+        assert_eq!(left(&retained, None, true), Left::Release);
         let mut copy = testing::replica(ReplicaPurpose::Incoming, "node-2", 1);
-        assert_eq!(left(&copy, None), Left::Remove, "nothing whole is in it");
+        assert_eq!(
+            left(&copy, None, true),
+            Left::Remove,
+            "nothing whole is in it"
+        );
         copy.status.get_or_insert_default().snapshot = Some(ReceivedSnapshot {
             image: "image-1".to_owned(),
             received: moment(),
             seconds: None,
         });
-        assert_eq!(left(&copy, None), Left::Keep);
+        assert_eq!(left(&copy, None, true), Left::Keep);
+        assert_eq!(left(&copy, None, false), Left::Remove, "deleted");
         copy.spec.deletion_requested = true;
-        assert_eq!(left(&copy, None), Left::Remove);
+        assert_eq!(left(&copy, None, true), Left::Remove);
         // The volume is ready: only its own image is needed.
         let mut volume = ready_volume();
         "node-1".clone_into(&mut volume.spec.node_name);
-        assert_eq!(left(&retained, Some(&volume)), Left::Release);
-        assert_eq!(left(&copy, Some(&volume)), Left::Remove);
+        assert_eq!(left(&retained, Some(&volume), true), Left::Release);
+        assert_eq!(left(&copy, Some(&volume), true), Left::Remove);
     }
 }

@@ -109,6 +109,8 @@ pub(super) struct Seen<'a> {
     pub(super) disk_at: Option<&'a str>,
     /// What became of the former node. Known only if the copy is to be promoted, or if the volume is not there.
     pub(super) source: Source,
+    /// Whether the volume has a PersistentVolume; true as long as there is a PoolVolume.
+    pub(super) is_claimed: bool,
     /// Whether a step with the PersistentVolume is left.
     pub(super) is_to_follow: bool,
     pub(super) now: DateTime<Utc>,

@@ -25,6 +25,7 @@ use super::{
     steps::Step,
     together::Companion,
     users::Eviction,
+    volume,
 };
 use crate::{controller::Next, taken_over};
 
@@ -64,6 +65,7 @@ impl Move<'_> {
             lost: lost.as_deref(),
             disk_at: disk_at.as_deref(),
             source: self.source(plan).await?,
+            is_claimed: self.is_claimed().await?,
             is_to_follow: follow != Step::End,
             now: (self.context.now)(),
         });
@@ -136,6 +138,15 @@ impl Move<'_> {
         let is_away = volume.spec.node_name == plan.to_node;
         let found = taken_over::destination(&self.context.cluster, volume);
         found.filter(|_| !is_away)
+    }
+
+    /// Whether the volume has a PersistentVolume. It is looked for only if there is no PoolVolume.
+    async fn is_claimed(&self) -> Result<bool, Error> {
+        if self.volume.is_some() {
+            return Ok(true);
+        }
+        let found = volume::is_claimed(self.context, &self.object.spec.volume_name).await;
+        found.map_err(|error| self.failed_with("list", "the PersistentVolumes", error))
     }
 
     /// Deletes the VolumeMove, whose finalizer stays until its end.

@@ -29,6 +29,7 @@ pub(super) struct Case {
     pub(super) lost: Option<&'static str>,
     pub(super) disk_at: Option<&'static str>,
     pub(super) source: Source,
+    pub(super) is_claimed: bool,
     pub(super) is_to_follow: bool,
     pub(super) now: DateTime<Utc>,
 }
@@ -67,6 +68,7 @@ impl Case {
             lost: None,
             disk_at: None,
             source: Source::default(),
+            is_claimed: true,
             is_to_follow: false,
             now: moment(),
         }
@@ -132,6 +134,7 @@ impl Case {
             lost: self.lost,
             disk_at: self.disk_at,
             source: self.source,
+            is_claimed: self.is_claimed,
             is_to_follow: self.is_to_follow,
             now: self.now,
         })

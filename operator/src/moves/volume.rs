@@ -6,9 +6,10 @@ use cistern_crds::{
     unclaimed::Owner,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, VolumeNodeAffinity};
+use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
-use crate::Context;
+use crate::{Context, pages};
 
 /// Name of the PersistentVolume of a move: the saved one, or the one whose handle is the volume's name.
 pub(super) fn name(context: &Context, object: &VolumeMove) -> Option<String> {
@@ -18,6 +19,22 @@ pub(super) fn name(context: &Context, object: &VolumeMove) -> Option<String> {
         let is_ours = |owner: &Owner| matches!(owner, Owner::Handle(handle) if **handle == *object.spec.volume_name);
         owners.keys(is_ours).into_iter().next()
     })
+}
+
+/// Whether a PersistentVolume has this volume. It is deleted once the deletion of the volume was requested and is done, and stays
+/// when somebody removes the PoolVolume. Fails if the API server refuses a list.
+pub(super) async fn is_claimed(context: &Context, volume: &str) -> Result<bool, kube::Error> {
+    let mut is_claimed = false;
+    let api = Api::<PersistentVolume>::all(context.client.clone());
+    let look = |it: PersistentVolume| is_claimed |= handle(&it) == Some(volume);
+    pages::each(&api, ListParams::default(), look).await?;
+    Ok(is_claimed)
+}
+
+/// The name of the volume of a PersistentVolume of Cistern.
+fn handle(volume: &PersistentVolume) -> Option<&str> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    (csi.driver == names::DRIVER).then_some(&*csi.volume_handle)
 }
 
 /// The PersistentVolume that a move has saved.

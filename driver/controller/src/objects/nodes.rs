@@ -6,7 +6,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
-use cistern_crds::{Explanation, Provisioning, StorageNode, availability::available_pool};
+use cistern_crds::{
+    Bytes, Explanation, PoolVolume, Provisioning, StorageNode, availability::available_pool,
+};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use parking_lot::RwLock;
@@ -62,6 +64,18 @@ impl Nodes {
             Some(node) => node.available_pool(pool).err(),
             None => available_pool(pool, None, &[]).err(),
         })?
+    }
+
+    /// The size that a volume gets in a pool on a node for which this size is requested. The same before the first list is
+    /// complete: the agent decides.
+    pub fn size_of_volume(&self, volume: &PoolVolume, requested: Bytes) -> Bytes {
+        let spec = &volume.spec;
+        let rounded = self.inspect(&spec.node_name, |node| {
+            let mut pools = node?.status.as_ref()?.pools.iter();
+            let pool = pools.find(|pool| pool.name == spec.pool_name)?;
+            Some(pool.size_of_volume(requested, volume.header()))
+        });
+        rounded.flatten().unwrap_or(requested)
     }
 
     /// Whether volumes of a pool on a node can be snapshotted and cloned. Fails with the reason. Succeeds before the first

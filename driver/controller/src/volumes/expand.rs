@@ -58,6 +58,12 @@ impl Volumes {
                     if let Some(why) = refusal.take() {
                         return Err(impossible(&volume, why));
                     }
+                    // It would not shrink again.
+                    let rounded = self.objects.nodes().size_of_volume(&volume, range.chosen);
+                    if let Some(limit) = range.limit.filter(|limit| rounded > *limit) {
+                        let why = format!("its pool makes it {rounded}, and the limit is {limit}");
+                        return Err(impossible(&volume, why));
+                    }
                     asked = true;
                     operation.note("the API server to take the larger size");
                     self.set_size(&volume, range.chosen).await?

@@ -49,6 +49,20 @@ pub enum Error {
         /// What a volume group holds, and what to do.
         why: String,
     },
+    /// Each pool that could take it rounds its size up to more than the limit (CV-09).
+    #[error(
+        "{pools} cannot have a volume of {size} within the limit of {limit}: the smallest is {rounded}"
+    )]
+    OverLimit {
+        /// The StoragePools of the class.
+        pools: PoolNames,
+        /// Size of the requested volume in bytes.
+        size: Bytes,
+        /// The requested limit in bytes.
+        limit: Bytes,
+        /// The smallest size that a pool makes of the requested one.
+        rounded: Bytes,
+    },
     /// No node could hold it, even with an empty pool (CV-10, GC-06).
     #[error("{size} is more than any node can hold in {pools}: the largest volume is {largest}")]
     TooLarge {
@@ -174,9 +188,26 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
         Ok(pool) => {
             let largest = pool.largest_volume(wanted.attributes.provisioning);
             let largest = largest.saturating_sub(wanted.header());
-            (largest < wanted.size.chosen).then(|| format!("has room for {largest}{here}"))
+            let size = size_in(wanted, pool);
+            if let Some(limit) = over_limit(wanted, pool) {
+                return Some(format!(
+                    "makes a volume of {size}{here}, and the limit is {limit}"
+                ));
+            }
+            (largest < size).then(|| format!("has room for {largest}{here}"))
         }
     }
+}
+
+/// The size that the volume gets in a pool.
+fn size_in(wanted: &NewVolume, pool: &NodePoolStatus) -> Bytes {
+    pool.size_of_volume(wanted.size.chosen, wanted.header())
+}
+
+/// The limit of the request, if the volume would be larger in a pool.
+fn over_limit(wanted: &NewVolume, pool: &NodePoolStatus) -> Option<Bytes> {
+    let size = size_in(wanted, pool);
+    wanted.size.limit.filter(|limit| size > *limit)
 }
 
 /// The refusal of the agent for this pool.
@@ -246,6 +277,21 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
             pools,
             size,
             largest: largest.round_down_to_mib(),
+        };
+    }
+    let reported: Result<Vec<_>, _> = able.iter().map(|it| it.status.as_ref()).collect();
+    if let Ok(reported) = reported
+        && let Some(limit) = reported.iter().find_map(|pool| over_limit(wanted, pool))
+        && reported
+            .iter()
+            .all(|pool| over_limit(wanted, pool).is_some())
+    {
+        let rounded = reported.iter().map(|pool| size_in(wanted, pool)).min();
+        return Error::OverLimit {
+            pools,
+            size,
+            limit,
+            rounded: rounded.unwrap_or(size),
         };
     }
     let why = if carriers.is_empty() {

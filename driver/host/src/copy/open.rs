@@ -131,6 +131,15 @@ impl Pool {
         if made_by.as_deref() == Some(by.as_str().as_bytes()) {
             return Ok(());
         }
+        // An earlier version made it, which does not mark the image, and has not removed the state of the copy yet.
+        let state = self.state_of(image, uid)?;
+        let is_its = |state: State| {
+            let original = &state.original;
+            original.closed_for.as_ref() == Some(by) || state.moved_by() == Some(by)
+        };
+        if made_by.is_none() && state.is_some_and(is_its) {
+            return Ok(());
+        }
         let (uid, why) = (uid.clone(), IdentityConflict::NotOfMove { by: by.clone() });
         Err(Error::IdentityConflict { uid, why })
     }

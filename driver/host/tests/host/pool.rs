@@ -403,7 +403,10 @@ fn pools_allocate_space_of_the_hosts_filesystem_one_at_a_time() {
     let root = machine.root();
     let error = root.open_pool(&declaration, Expectation::New).unwrap_err();
     let text = chain(&error);
-    assert!(text.contains("another pool is allocating space"), "{text}");
+    assert!(
+        text.contains("another pool is being created or enlarged"),
+        "{text}"
+    );
     assert!(!file_of(&machine, &declaration).exists());
     drop(other);
     must(root.open_pool(&declaration, Expectation::New));

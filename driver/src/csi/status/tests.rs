@@ -117,6 +117,16 @@ fn of_volumes() -> Vec<Row> {
             false,
         ),
         (
+            placement(PlacementError::OverLimit {
+                pools: PoolNames::only("fast"),
+                size: Bytes::mib(17),
+                limit: Bytes::mib(17),
+                rounded: Bytes::mib(20),
+            }),
+            Code::OutOfRange,
+            false,
+        ),
+        (
             placement(PlacementError::NotInVolumeGroup {
                 why: "a volume group holds thick volumes only".into(),
             }),

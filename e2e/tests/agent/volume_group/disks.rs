@@ -135,7 +135,8 @@ async fn a_striped_pool_waits_for_enough_blank_disks() {
     node.driver
         .set_pools(vec![pool_of(&node, &group, 2, Some(2))])
         .await;
-    node.driver.ready_pool(&node.name).await;
+    let pool = node.driver.ready_pool(&node.name).await;
+    assert_eq!(pool.size_unit, Some(Bytes::mib(2)));
     group.find_name();
     let desired = node.thick_volume("striped", SMALL.saturating_add(Bytes::mib(1)));
     let object = node.create_ready(&desired).await;

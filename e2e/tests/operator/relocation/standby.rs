@@ -1,9 +1,9 @@
 //! Standby copies: passes without end, and their promotion after the node of the volume is lost.
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use cistern_crds::{Bytes, ConditionType, HasImage as _, PoolReplica, condition};
+use cistern_crds::{Bytes, ConditionType, HasImage as _, PoolReplica, PoolVolume, condition};
 use cistern_e2e::{eventually, objects::change};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::{Value, json};
 
 use super::{
@@ -166,4 +166,41 @@ async fn a_standby_copy_is_removed_with_its_object_or_cut_over_without_a_loss() 
     let sums = used.until_evicted().await;
     used.until_moved(&sums).await;
     nodes.finish(&["standby-cut-v"]).await;
+}
+
+#[tokio::test]
+async fn a_standby_copy_stays_if_only_the_object_of_its_volume_is_gone_and_goes_with_the_claim() {
+    let cluster = Cluster::shared().await;
+    let nodes = Nodes::start(cluster, "standby-gone", 0).await;
+    let (name, volumes) = ("standby-gone-v", nodes.api.volumes());
+    let used = Used::new(&nodes, name).await;
+    used.keep_standby().await;
+    delete(&nodes.user_pods(), name).await;
+    unstage(&nodes.first, &used.volume).await;
+    nodes.api.remove::<PoolVolume>(name).await;
+    let says = nodes.waits(name, "NotMovable").await;
+    assert!(says.contains("keeps the copy"), "{says}");
+
+    let again = PoolVolume::desired(name, used.volume.spec.clone());
+    volumes
+        .create(&PostParams::default(), &again)
+        .await
+        .unwrap();
+    nodes.waits(name, "Standby").await;
+    let leaves = json!({"spec": {"deletionRequested": true}});
+    change(&volumes, name, leaves).await;
+    nodes
+        .until(name, "to be removed", |it| it.reserved().is_none())
+        .await;
+    nodes.api.remove::<PoolVolume>(name).await;
+    // external-provisioner deletes it once DeleteVolume has succeeded.
+    let (persistent, of_volume) = (nodes.persistent_volumes(), format!("pv-of-{name}"));
+    let unprotected = json!({"metadata": {"finalizers": null}});
+    change(&persistent, &of_volume, unprotected).await;
+    delete(&persistent, &of_volume).await;
+    nodes.until_ended(name).await;
+    for node in [&nodes.first, &nodes.second] {
+        nodes.reserves(node, Bytes::ZERO).await;
+    }
+    nodes.finish(&[]).await;
 }

@@ -1,7 +1,7 @@
 //! What is left of a volume whose object is gone. Pure.
 //!
 //! ```text
-//! its deletion was requested: the VolumeMove is being deleted ─▶ the copy is removed
+//! its deletion was requested: the VolumeMove is being deleted, or the PersistentVolume is gone, too ─▶ the copy is removed
 //! somebody has removed the object, or forgotten its node ─▶ a whole copy is kept, until a person decides
 //! ```
 //!
@@ -20,6 +20,13 @@ impl Seen<'_> {
         if self.is_to_follow {
             return Action::Follow;
         }
+        // It was promoted, and the former node may have what was written meanwhile.
+        if self.is_promoted()
+            && self.incoming.is_none()
+            && let Some(action) = self.superseded()
+        {
+            return action;
+        }
         if let Some(retained) = self.retained {
             // Its removal was requested when the volume was ready elsewhere.
             let is_to_go = retained.spec.deletion_requested && !is_refused(retained);
@@ -29,7 +36,7 @@ impl Seen<'_> {
                 Action::Release(ReplicaPurpose::Retained)
             };
         }
-        let is_requested = self.object.metadata.deletion_timestamp.is_some();
+        let is_requested = self.object.metadata.deletion_timestamp.is_some() || !self.is_claimed;
         if let Some(copy) = self.incoming.filter(|it| is_all_that_is_left(it))
             && !is_requested
         {
@@ -128,6 +135,26 @@ mod tests {
             case.incoming = None;
             assert_eq!(case.next(), Action::End);
         }
+    }
+
+    #[test]
+    fn the_copy_of_a_volume_whose_persistent_volume_is_gone_too_is_removed() {
+        let mut case = gone(Case::prepared());
+        case.retained = None;
+        received(case.incoming.as_mut().unwrap(), "image-3");
+        case.is_claimed = false;
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+    }
+
+    #[test]
+    fn the_image_of_before_a_promotion_stays_without_its_volume_until_the_volume_move_is_deleted() {
+        let mut case = gone(Case::arrived());
+        case.incoming = None;
+        case.object.status.as_mut().unwrap().promoted = Some(moment());
+        case.is_claimed = false;
+        assert_eq!(case.waits_for(), Some(Reason::Superseded));
+        case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Retained));
     }
 
     #[test]

@@ -168,6 +168,28 @@ fn cv_10_gc_06_the_largest_encrypted_volume_leaves_room_for_its_header() {
 }
 
 #[test]
+fn cv_08_cv_09_no_pool_is_chosen_that_rounds_the_size_above_the_limit() {
+    let mut wanted = request(1, None, &[]);
+    wanted.attributes.provisioning = Provisioning::Thick;
+    wanted.size.chosen = Bytes::mib(17);
+    wanted.size.limit = Some(Bytes::mib(17));
+    let mut group = node_of_volume_group("a", Bytes::gib(1));
+    group.status.as_mut().unwrap().pools[0].size_unit = Some(Bytes::mib(4));
+    let only = [Arc::new(group.clone())];
+    let error = choose(&wanted, &only, &[]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "pool fast cannot have a volume of 17Mi within the limit of 17Mi: the smallest is 20Mi"
+    );
+    // A pool with another unit, or a larger limit.
+    let images = node("b", Bytes::gib(1), Bytes::gib(1));
+    let both = [Arc::new(group), Arc::new(images)];
+    assert_eq!(choose(&wanted, &both, &[]).unwrap().node, "b");
+    wanted.size.limit = Some(Bytes::mib(20));
+    assert_eq!(choose(&wanted, &only, &[]).unwrap().node, "a");
+}
+
+#[test]
 fn cv_10_gc_06_too_large_is_said_only_when_every_node_that_carries_the_pool_knows_it() {
     let full = nodes(&[("a", 0), ("b", 3)]);
     let too_large = choose(&request(11, None, &[]), &full, &[]).unwrap_err();

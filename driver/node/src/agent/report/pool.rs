@@ -7,7 +7,7 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
     health,
 };
-use cistern_host::{Pool, PoolStatistics};
+use cistern_host::{Pool, PoolStatistics, logical::VolumeGroup};
 
 use crate::agent::{
     admission::{Closed, Ledger},
@@ -47,6 +47,8 @@ pub(super) fn status(
             status.takeovers = pool.takeovers();
             note_use(&mut status, statistics);
             status.empty = statistics.empty;
+            let unit = pool.group().map(VolumeGroup::unit);
+            status.size_unit = unit.filter(|unit| *unit > Bytes::mib(1));
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
             let is_device = pool_state.spec.source.device.is_some();
             let images = pool.images();
