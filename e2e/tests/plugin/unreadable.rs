@@ -1,7 +1,8 @@
 //! Objects that the schema accepts and the plugin cannot parse.
 
-use cistern_crds::{PoolVolume, StorageNode, StoragePool, testing::volume_spec};
+use cistern_crds::{PoolVolume, StorageNode, StoragePool, names, testing::volume_spec};
 use cistern_e2e::{ControlPlane, objects::change};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{
     Api, Client, Resource,
     api::{ApiResource, DynamicObject},
@@ -81,7 +82,19 @@ async fn an_object_that_cannot_be_parsed_is_named_and_hides_no_other() {
     let volume = PoolVolume::desired("big", volume_spec("big", NODE, "well"));
     create(&volumes, json!(volume)).await;
     change(&volumes, "big", json!({"spec": {"size": HUGE}})).await;
-    let answer = plugin.run(&["forget-node", NODE]).await;
+    let labels = json!({names::COMPONENT_LABEL: names::NODE_COMPONENT});
+    let containers = json!([{"name": "node", "image": "image"}]);
+    let agents = json!({"metadata": {"name": "cistern-node", "labels": labels}, "spec": {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
+    }});
+    create(
+        &Api::<DaemonSet>::default_namespaced(client.clone()),
+        agents,
+    )
+    .await;
+    let forget = ["forget-node", NODE, "--system-namespace", "default"];
+    let answer = plugin.run(&forget).await;
     assert_eq!(answer.code, 3, "{}", answer.stdout);
     let refused = "nothing was changed: PoolVolume big cannot be read: ";
     assert!(answer.stderr.contains(refused), "{}", answer.stderr);

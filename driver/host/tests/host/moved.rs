@@ -13,6 +13,7 @@ use cistern_host::{
     system::OFlags,
 };
 use cistern_types::{Bytes, Consistency, ExtentSize, FilesystemType, Provisioning};
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
 use crate::{
     fence::{another_move, close, the_move},
@@ -23,6 +24,9 @@ use crate::{
     scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
+
+/// The extended attribute with the state of a copy.
+const STATE: &str = "trusted.cistern.copy";
 
 /// The pool of the node that the volume moves to.
 fn target() -> PoolDeclaration {
@@ -337,6 +341,29 @@ fn an_image_from_before_the_move_is_never_taken_for_the_copy() {
     is_refused(other.is_moved(uid, &another_move()).unwrap_err());
     let opened = other.open_copy(uid, "pvc-a", &another_move());
     is_refused(opened.unwrap_err());
+}
+
+#[test]
+fn r20_an_image_that_an_earlier_version_has_made_of_the_copy_is_taken_until_that_is_reported() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    let uid = &image.uid;
+    close(&pool, uid);
+    copy(&pool, uid, &other);
+    let mut state = vec![0; 4096];
+    let received = target_path(&machine, "incoming", uid);
+    let length = getxattr(&received, STATE, &mut state[..]).unwrap();
+    must(other.open_copy(uid, "pvc-a", &the_move()));
+    // What an agent of that version leaves that ends before it has synced the name.
+    let made = target_path(&machine, "images", uid);
+    removexattr(&made, "trusted.cistern.arrived").unwrap();
+    setxattr(&made, STATE, &state[..length], XattrFlags::CREATE).unwrap();
+    must(other.open_copy(uid, "pvc-a", &the_move()));
+    setxattr(&made, STATE, &state[..length], XattrFlags::CREATE).unwrap();
+    assert!(must(other.is_moved(uid, &the_move())));
+    let opened = other.open_copy(uid, "pvc-a", &another_move());
+    assert!(matches!(opened, Err(Error::IdentityConflict { .. })));
 }
 
 #[test]
