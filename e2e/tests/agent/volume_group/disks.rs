@@ -5,7 +5,7 @@ use cistern_crds::{
     pool::{DeviceEngine, DeviceSource, PoolSource},
     testing::node_pool,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{driver::Options, eventually};
 use kube::ResourceExt as _;
 
 use super::{Group, names, run};
@@ -86,7 +86,12 @@ async fn a_pool_is_made_of_a_blank_disk_takes_another_that_is_listed_later_and_c
 #[tokio::test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
 async fn a_listed_disk_that_cannot_join_is_reported_until_it_is_wiped_and_the_pool_works() {
-    let node = Fixture::without_pools_as("agent-disks-left-out", OPTIONS).await;
+    // A probe runs LVM, which takes seconds on an emulated processor.
+    let options = Options {
+        health_interval: "10s",
+        ..OPTIONS
+    };
+    let node = Fixture::without_pools_as("agent-disks-left-out", options).await;
     let mut group = Group::of_disks(&node.name);
     let second = group.paths()[1].to_owned();
     run("mkfs.ext4", &["-q", &second]);
