@@ -110,7 +110,11 @@ async fn a_listed_disk_that_cannot_join_is_reported_until_it_is_wiped_and_the_po
     group.find_name();
     let object = node.create_ready(&node.thick_volume("one", SMALL)).await;
 
+    // As docs/disks.md says. Nothing is in its last MiB.
     run("wipefs", &["--quiet", "--all", &second]);
+    let to = format!("of={second}");
+    let zeros = ["if=/dev/zero", &to, "bs=1M", "count=1", "oflag=direct"];
+    run("dd", &zeros);
     node.look_again().await;
     let is_whole = |found: &NodePoolStatus| {
         found.usable.0 == 2 * pool.usable.0
