@@ -33,7 +33,7 @@ fn r02_a_machine_that_is_killed_while_it_works_has_all_that_was_acknowledged() {
     }
     acknowledge(done);
     // After the last of all operations, nothing is staged.
-    while done < end || done % ALL.len() != 0 {
+    while done < end || !done.is_multiple_of(ALL.len()) {
         operations.run(ALL[done % ALL.len()]);
         done += 1;
         acknowledge(done);
