@@ -203,6 +203,12 @@ pub enum UdevRule {
 }
 
 impl StorageNode {
+    /// What the agent reports of the pool of this name; none if it has not reported it.
+    pub fn status_of(&self, pool: &str) -> Option<&NodePoolStatus> {
+        let mut reported = self.status.iter().flat_map(|status| &status.pools);
+        reported.find(|status| status.name == pool)
+    }
+
     /// Whether volumes with this encryption can be used on the node; always for one that is not encrypted. Fails with
     /// what the node lacks.
     pub fn encrypts(&self, encryption: Option<Encryption>) -> Result<(), Explanation> {
@@ -376,9 +382,9 @@ impl NodePoolStatus {
 
     /// Size that a volume gets for which a size is requested: rounded up to the unit of the pool, together with its header.
     pub fn size_of_volume(&self, requested: Bytes, header: Bytes) -> Bytes {
-        let unit = self.size_unit.unwrap_or(Bytes::mib(1)).0.max(1);
-        let whole = requested.saturating_add(header).0.div_ceil(unit);
-        Bytes(whole.saturating_mul(unit)).saturating_sub(header)
+        let unit = self.size_unit.unwrap_or(Bytes::mib(1));
+        let whole = requested.saturating_add(header).round_up_to(unit);
+        whole.saturating_sub(header)
     }
 
     /// Size of the largest new volume with this provisioning. Overcommitment does not raise it: a volume

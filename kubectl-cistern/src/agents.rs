@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::ListParams};
 
@@ -62,6 +63,19 @@ pub async fn get(
 pub async fn metrics(connection: &Connection, node: &str, address: &str) -> Result<String, Error> {
     let what = format!("cannot read the metrics of the agent on {node}");
     get(connection, address, "metrics", &what).await
+}
+
+/// Asks agents for their metrics, by node. The answers come in the order of the nodes.
+pub fn metrics_of_all(
+    connection: &Connection,
+    agents: BTreeMap<String, String>,
+) -> impl Stream<Item = (String, Result<String, Error>)> {
+    stream::iter(agents)
+        .map(async move |(node, address)| {
+            let metrics = metrics(connection, &node, &address).await;
+            (node, metrics)
+        })
+        .buffered(AT_ONCE)
 }
 
 #[cfg(test)]

@@ -3,14 +3,9 @@
 use std::collections::BTreeSet;
 
 use cistern_client::Chain;
-use futures::{StreamExt as _, stream};
+use futures::StreamExt as _;
 
-use crate::{
-    Connection, Error,
-    agents::{self, AT_ONCE},
-    top::exposition::Exposition,
-    volumes::Devices,
-};
+use crate::{Connection, Error, agents, top::exposition::Exposition, volumes::Devices};
 
 /// A metric of each attached volume, with its device.
 const METRIC: &str = "cistern_volume_reads_completed_total";
@@ -31,14 +26,7 @@ pub async fn read(
             "devices of node {node} are not shown: no agent runs there in namespace {namespace}"
         )
     }));
-    let answers = stream::iter(agents)
-        .map(|(node, address)| async move {
-            let metrics = agents::metrics(connection, &node, &address).await;
-            (node, metrics)
-        })
-        .buffered(AT_ONCE)
-        .collect::<Vec<_>>()
-        .await;
+    let answers: Vec<_> = agents::metrics_of_all(connection, agents).collect().await;
     let mut devices = Devices::new();
     for (node, metrics) in answers {
         match metrics {

@@ -103,6 +103,27 @@ mod tests {
         volume
     }
 
+    /// The former owner of a pool.
+    fn owner(filesystem_uuid: &str) -> PoolOwner {
+        PoolOwner {
+            node: "node-1".to_owned(),
+            machine_id: None,
+            pool_uid: "uid".to_owned(),
+            filesystem_uuid: filesystem_uuid.to_owned(),
+        }
+    }
+
+    /// The node that has the filesystem now.
+    fn node() -> StorageNode {
+        let mut node = storage_node("node-2")
+            .with_room("fast", cistern_crds::Bytes::gib(1))
+            .carrying("fast")
+            .build();
+        let status = &mut node.status.as_mut().unwrap().pools[0];
+        status.filesystem_uuid = Some(UUID.to_owned());
+        node
+    }
+
     #[test]
     fn a_volume_follows_its_filesystem_to_another_node() {
         assert!(is_to_follow(&volume(), pool(1)));
@@ -134,18 +155,7 @@ mod tests {
 
     #[test]
     fn a_pool_is_taken_over_once_the_agent_reports_the_granted_filesystem_as_its_own() {
-        let owner = |uuid: &str| PoolOwner {
-            node: "node-1".to_owned(),
-            machine_id: None,
-            pool_uid: "uid".to_owned(),
-            filesystem_uuid: uuid.to_owned(),
-        };
-        let mut node = storage_node("node-2")
-            .with_room("fast", cistern_crds::Bytes::gib(1))
-            .carrying("fast")
-            .build();
-        let status = &mut node.status.as_mut().unwrap().pools[0];
-        status.filesystem_uuid = Some(UUID.to_owned());
+        let mut node = node();
         assert!(taken_over(&node).is_empty(), "no grant");
         node.spec.pools[0].take_over = Some(owner("another"));
         assert!(taken_over(&node).is_empty());
@@ -157,20 +167,10 @@ mod tests {
 
     #[test]
     fn a_volume_follows_once_the_node_with_its_disk_can_use_it() {
-        let mut node = storage_node("node-2")
-            .with_room("fast", cistern_crds::Bytes::gib(1))
-            .carrying("fast")
-            .build();
-        let status = &mut node.status.as_mut().unwrap().pools[0];
-        status.filesystem_uuid = Some(UUID.to_owned());
-        status.takeovers = 1;
+        let mut node = node();
+        node.status.as_mut().unwrap().pools[0].takeovers = 1;
         assert!(!has_disk_of(&node, &volume()), "no grant");
-        node.spec.pools[0].take_over = Some(PoolOwner {
-            node: "node-1".to_owned(),
-            machine_id: None,
-            pool_uid: "uid".to_owned(),
-            filesystem_uuid: UUID.to_owned(),
-        });
+        node.spec.pools[0].take_over = Some(owner(UUID));
         assert!(has_disk_of(&node, &volume()));
         assert!(!has_disk_of(&node, &ready_volume()), "another filesystem");
         let mut there = volume();

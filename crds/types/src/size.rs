@@ -48,6 +48,13 @@ impl Bytes {
         self.0.checked_next_multiple_of(MIB).map(Self)
     }
 
+    /// This size rounded up to a multiple of a unit, or the largest possible size on overflow. A unit of 0 counts as 1.
+    #[must_use]
+    pub fn round_up_to(self, unit: Self) -> Self {
+        let unit = unit.0.max(1);
+        Self(self.0.div_ceil(unit).saturating_mul(unit))
+    }
+
     /// This size rounded down to a multiple of 1 MiB.
     #[must_use]
     pub const fn round_down_to_mib(self) -> Self {

@@ -1,13 +1,12 @@
 //! Metrics of the agents.
 
+use std::pin::pin;
+
 use cistern_client::Chain;
-use futures::{StreamExt as _, stream};
+use futures::StreamExt as _;
 
 use super::contents::Contents;
-use crate::{
-    Connection,
-    agents::{self, AT_ONCE},
-};
+use crate::{Connection, agents};
 
 /// Reads the metrics of all running agents. Those that cannot be read are missing in the contents.
 pub(super) async fn collect(connection: &Connection, contents: &mut Contents) {
@@ -15,13 +14,9 @@ pub(super) async fn collect(connection: &Connection, contents: &mut Contents) {
         Ok(running) => running,
         Err(error) => return contents.miss("metrics", Chain(&error).to_string()),
     };
-    let mut answers = stream::iter(running)
-        .map(|(node, address)| async move {
-            let text = agents::metrics(connection, &node, &address).await;
-            (format!("metrics/{node}.txt"), text)
-        })
-        .buffered(AT_ONCE);
-    while let Some((path, text)) = answers.next().await {
+    let mut answers = pin!(agents::metrics_of_all(connection, running));
+    while let Some((node, text)) = answers.next().await {
+        let path = format!("metrics/{node}.txt");
         match text {
             Ok(text) => contents.add(&path, text.into_bytes()),
             Err(error) => contents.miss(&path, Chain(&error).to_string()),

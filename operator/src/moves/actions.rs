@@ -20,14 +20,13 @@ use cistern_crds::{
     ConditionType, Cutover, Explanation, FenceState, MovePlan, MoveTarget, PoolReplica,
     PoolSnapshot, PoolVolume, Provisioning, Reason, ReplicaPurpose, VolumeMove, condition, time,
 };
-
 use kube::ResourceExt as _;
 
 use self::checks::{discard, fence, unreserved};
-pub(super) use self::standby::Source;
 pub(super) use self::{
     bereft::is_all_that_is_left,
     checks::{clear_one, copying, is_copied_while_used, is_movable, is_usable, room_for, size_of},
+    standby::Source,
 };
 use super::{
     passes::{self, Passes},
@@ -431,7 +430,8 @@ impl Seen<'_> {
         }
     }
 
-    /// Removes the snapshots of the move; None once they are gone. Nobody can remove the images of a node that is forgotten.
+    /// Removes the snapshots of the move; None once they are gone. No agent removes the images of a node that is
+    /// forgotten.
     fn remove_snapshots(&self) -> Option<Action> {
         if !self.source.is_forgotten {
             return passes::remove_snapshots(self);

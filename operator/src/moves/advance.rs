@@ -99,6 +99,11 @@ impl<'a> Move<'a> {
         Box::pin(self.relocate(&plan, step)).await
     }
 
+    /// Whether the volume has a PersistentVolume that the cache shows.
+    pub(super) fn has_persistent_volume(&self) -> bool {
+        self.persistent_volume.is_some()
+    }
+
     /// Takes a step with the PersistentVolume.
     pub(super) async fn take(&self, step: Step) -> Result<Next, Error> {
         tracing::debug!(volume = self.name(), ?step, "moving the PersistentVolume");

@@ -140,9 +140,9 @@ impl Move<'_> {
         found.filter(|_| !is_away)
     }
 
-    /// Whether the volume has a PersistentVolume. It is looked for only if there is no PoolVolume.
+    /// Whether the volume has a PersistentVolume. All are listed only if there is no PoolVolume, and the cache shows none either.
     async fn is_claimed(&self) -> Result<bool, Error> {
-        if self.volume.is_some() {
+        if self.volume.is_some() || self.has_persistent_volume() {
             return Ok(true);
         }
         let found = volume::is_claimed(self.context, &self.object.spec.volume_name).await;
@@ -229,11 +229,7 @@ impl Move<'_> {
     fn takeovers(&self, plan: &MovePlan, volume: &PoolVolume) -> u32 {
         let guard = self.context.cluster.storage_node(&plan.to_node);
         let node = guard.as_deref().and_then(|guard| guard.0.as_ref().ok());
-        let mut pools = node
-            .iter()
-            .flat_map(|node| &node.status)
-            .flat_map(|it| &it.pools);
-        let pool = pools.find(|pool| pool.name == volume.spec.pool_name);
+        let pool = node.and_then(|node| node.status_of(&volume.spec.pool_name));
         pool.map_or(0, |pool| pool.takeovers)
     }
 

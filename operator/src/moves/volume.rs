@@ -3,7 +3,7 @@
 use cistern_crds::{
     VolumeMove, names,
     persistent_volume::{names_nodes, nodes_of},
-    unclaimed::Owner,
+    unclaimed::{self, Owner},
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, VolumeNodeAffinity};
 use kube::{Api, api::ListParams};
@@ -26,15 +26,9 @@ pub(super) fn name(context: &Context, object: &VolumeMove) -> Option<String> {
 pub(super) async fn is_claimed(context: &Context, volume: &str) -> Result<bool, kube::Error> {
     let mut is_claimed = false;
     let api = Api::<PersistentVolume>::all(context.client.clone());
-    let look = |it: PersistentVolume| is_claimed |= handle(&it) == Some(volume);
+    let look = |it: PersistentVolume| is_claimed |= unclaimed::handle(&it) == Some(volume);
     pages::each(&api, ListParams::default(), look).await?;
     Ok(is_claimed)
-}
-
-/// The name of the volume of a PersistentVolume of Cistern.
-fn handle(volume: &PersistentVolume) -> Option<&str> {
-    let csi = volume.spec.as_ref()?.csi.as_ref()?;
-    (csi.driver == names::DRIVER).then_some(&*csi.volume_handle)
 }
 
 /// The PersistentVolume that a move has saved.

@@ -71,8 +71,7 @@ impl Nodes {
     pub fn size_of_volume(&self, volume: &PoolVolume, requested: Bytes) -> Bytes {
         let spec = &volume.spec;
         let rounded = self.inspect(&spec.node_name, |node| {
-            let mut pools = node?.status.as_ref()?.pools.iter();
-            let pool = pools.find(|pool| pool.name == spec.pool_name)?;
+            let pool = node?.status_of(&spec.pool_name)?;
             Some(pool.size_of_volume(requested, volume.header()))
         });
         rounded.flatten().unwrap_or(requested)

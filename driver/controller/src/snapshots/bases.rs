@@ -193,8 +193,7 @@ fn in_the_way(node: &StorageNode, pool: &str) -> Option<&'static str> {
     if declared.any(|it| it.name == pool && it.retiring) {
         return Some("its pool leaves the node");
     }
-    let mut pools = node.status.iter().flat_map(|status| &status.pools);
-    let status = pools.find(|it| it.name == pool)?;
+    let status = node.status_of(pool)?;
     has_little_room(status).then_some("its pool has little room left")
 }
 

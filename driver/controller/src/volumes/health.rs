@@ -46,8 +46,7 @@ pub(super) fn problems(volume: &ListedVolume, node: Option<&StorageNode>) -> Vec
 
 /// A problem that makes every volume of the pool inaccessible.
 fn of_pool(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumeProblem> {
-    let pools = &node?.status.as_ref()?.pools;
-    let pool = pools.iter().find(|pool| *pool.name == *volume.pool)?;
+    let pool = node?.status_of(&volume.pool)?;
     let unreachable = |severity| match severity {
         PoolSeverity::Unreachable => true,
         PoolSeverity::Degraded => false,

@@ -392,7 +392,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pool_whose_file_has_lost_blocks_takes_nothing_new_until_they_are_allocated() {
-        // Nobody asks it.
+        // No request is made.
         let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
         let client = Client::new(service_fn(api_server), "default");
         let (desired, _watches) = desired::watch(&client, "node-1");

@@ -53,8 +53,8 @@ pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
 
 /// Whether a refusal is permanent, regardless of what is on the disk.
 ///
-/// A refusal because of a move ends with the move. A refusal by an agent that could not read the pool is not permanent, either: an object restored from a
-/// backup has its image there. The controller does not wait for that. It withdraws the object that
+/// A refusal because of a move ends with the move. A refusal by an agent that could not read the pool is not
+/// permanent, either: an object restored from a backup has its image there. The controller does not wait for that. It withdraws the object that
 /// it has just created and tries another node.
 fn is_final(reason: Reason) -> bool {
     use Reason::{Moving, PoolNotReady, PoolUnknown, ProvisioningFailed};

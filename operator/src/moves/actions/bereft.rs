@@ -56,7 +56,7 @@ impl Seen<'_> {
     }
 }
 
-/// Whether a copy of a volume that is gone may be the only data of it: it is whole, and nobody has asked to remove it.
+/// Whether a copy of a volume that is gone may be the only data of it: it is whole, and its removal is not requested.
 pub(in crate::moves) fn is_all_that_is_left(copy: &PoolReplica) -> bool {
     let is_whole = copy.is_complete() || copy.received_snapshot().is_some();
     copy.spec.purpose == ReplicaPurpose::Incoming && is_whole && !copy.spec.deletion_requested

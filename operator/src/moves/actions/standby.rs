@@ -7,7 +7,8 @@
 //! ```
 //!
 //! *Invariants:* nothing is promoted that is older than what the administrator has agreed to. A promotion that is recorded is
-//! carried out, as long as there is a copy, even if the move or the volume is to be deleted. The copy is kept as long as the volume is not ready elsewhere: for a standby nothing is given up.
+//! carried out, as long as there is a copy, even if the move or the volume is to be deleted. The copy is kept as long as the volume
+//! is not ready elsewhere: for a standby nothing is given up.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Promotion, Reason};

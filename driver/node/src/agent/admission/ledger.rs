@@ -52,10 +52,7 @@ impl Supported {
     pub fn taken(self, size: Bytes) -> Bytes {
         match self {
             Self::Images => size,
-            Self::LogicalVolumes { extent } => {
-                let extent = extent.0.max(1);
-                Bytes(size.0.div_ceil(extent).saturating_mul(extent))
-            }
+            Self::LogicalVolumes { extent } => size.round_up_to(extent),
         }
     }
 }

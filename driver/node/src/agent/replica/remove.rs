@@ -161,7 +161,7 @@ impl Place {
 enum Removal {
     /// It is gone, or the volume's own.
     Done,
-    /// It stays, and is nobody's.
+    /// It stays, and belongs to no object.
     Left,
 }
 
@@ -181,8 +181,8 @@ fn remove(pool: &Pool, replica: &PoolReplica, place: Place) -> Result<Removal, S
     Ok(Removal::Done)
 }
 
-/// Removes an image that is closed for a move, and leaves an open one, without the mark of this move: whoever creates the PoolVolume
-/// again gets it.
+/// Removes an image that is closed for a move. Leaves an open one, without the mark of this move, to a PoolVolume that is created
+/// again.
 fn remove_closed(pool: &Pool, image: &Uid, by: &Uid) -> Result<Removal, Stays> {
     if pool.image(image)?.is_none() {
         pool.remove_closed(image, by)?;
