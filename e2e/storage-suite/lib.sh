@@ -20,7 +20,9 @@ run_suite() {
 # make_pool FILE: makes the pool of the tests from pool.yaml or, with -, from what standard input makes of it.
 make_pool() {
   "$kubectl" apply --filename "$1"
-  "$kubectl" wait --for=condition=Ready --timeout=120s storagepool/storage-suite
+  "$kubectl" wait --for=condition=Ready --timeout=120s storagepool/storage-suite && return
+  "$kubectl" describe storagepool/storage-suite
+  return 1
 }
 
 # absolute FILE: prints a driver definition of this folder. The suite looks for files relative to its own source.
