@@ -66,17 +66,15 @@ pub enum Error {
     /// `provisioning` has this unknown value, shortened.
     #[error("parameter \"{PROVISIONING}\" is {0:?}: write \"thin\" or \"thick\"")]
     Provisioning(String),
-    /// A limit is not a number, or too low.
-    #[error(
-        "parameter \"{parameter}\" is {value:?}: write a number of at least {minimum}, or \"{UNLIMITED}\""
-    )]
+    /// A limit is not a number, too low, or too high.
+    #[error("parameter \"{parameter}\" is {value:?}: write {allowed}, or \"{UNLIMITED}\"")]
     Limit {
         /// One of the parameters for limits.
         parameter: &'static str,
         /// The invalid value, shortened.
         value: String,
-        /// The smallest allowed value, as a person writes it.
-        minimum: String,
+        /// The allowed values, in words.
+        allowed: String,
     },
     /// The key, shortened, is no parameter of a VolumeAttributesClass (CMV-05).
     #[error(
@@ -163,11 +161,14 @@ fn provisioning(value: &str) -> Result<Provisioning, Error> {
 }
 
 fn operations(parameter: &'static str, value: &str) -> Result<LimitChange<u64>, Error> {
-    let minimum = IoLimits::MINIMUM_OPERATIONS;
-    match value.parse() {
+    let (minimum, maximum) = (IoLimits::MINIMUM_OPERATIONS, IoLimits::MAXIMUM_OPERATIONS);
+    match value.parse::<u64>() {
         _ if value == UNLIMITED => Ok(LimitChange::Remove),
-        Ok(limit) if limit >= minimum => Ok(LimitChange::Set(limit)),
-        _ => Err(invalid(parameter, value, minimum.to_string())),
+        Ok(limit) if (minimum..=maximum).contains(&limit) => Ok(LimitChange::Set(limit)),
+        _ => {
+            let allowed = format!("a number from {minimum} to {maximum}");
+            Err(invalid(parameter, value, allowed))
+        }
     }
 }
 
@@ -176,15 +177,18 @@ fn bytes(parameter: &'static str, value: &str) -> Result<LimitChange<Bytes>, Err
     match value.parse() {
         _ if value == UNLIMITED => Ok(LimitChange::Remove),
         Ok(limit) if limit >= minimum => Ok(LimitChange::Set(limit)),
-        _ => Err(invalid(parameter, value, minimum.to_string())),
+        _ => {
+            let allowed = format!("a number of at least {minimum}");
+            Err(invalid(parameter, value, allowed))
+        }
     }
 }
 
-fn invalid(parameter: &'static str, value: &str, minimum: String) -> Error {
+fn invalid(parameter: &'static str, value: &str, allowed: String) -> Error {
     Error::Limit {
         parameter,
         value: shorten(value),
-        minimum,
+        allowed,
     }
 }
 
@@ -252,6 +256,7 @@ mod tests {
             ("pool", "fast"),
             (PROVISIONING, "Thick"),
             (READ_IOPS, "9"),
+            (READ_IOPS, "4294967295"),
             (WRITE_IOPS, "-1"),
             (READ_BYTES, "1000"),
             (WRITE_BYTES, "fast"),
@@ -261,10 +266,27 @@ mod tests {
             let message = error.unwrap_err().to_string();
             assert!(message.contains(&format!("{key:?}")), "{message}");
         }
-        let message = parse(&[(READ_IOPS, "9")]).unwrap_err().to_string();
+        let message = |key, value| parse(&[(key, value)]).unwrap_err().to_string();
         assert_eq!(
-            message,
-            "parameter \"readIOPS\" is \"9\": write a number of at least 10, or \"unlimited\""
+            message(READ_IOPS, "9"),
+            "parameter \"readIOPS\" is \"9\": write a number from 10 to 4294967294, or \
+             \"unlimited\""
         );
+        assert_eq!(
+            message(WRITE_BYTES, "100"),
+            "parameter \"writeBytesPerSecond\" is \"100\": write a number of at least 1Mi, or \
+             \"unlimited\""
+        );
+    }
+
+    #[test]
+    fn the_lowest_and_the_highest_limit_are_accepted() {
+        for (key, value) in [
+            (READ_IOPS, "10"),
+            (WRITE_IOPS, "4294967294"),
+            (READ_BYTES, "1Mi"),
+        ] {
+            assert!(parse(&[(key, value)]).is_ok(), "{key}: {value}");
+        }
     }
 }

@@ -15,7 +15,8 @@ pub const PROBLEM: usize = 512;
 pub const NAME: usize = 64;
 /// Maximum bytes of all types, reasons and messages of an object, except a StorageNode, in total. With
 /// its other fields the object stays below 16 KiB. `manifests/base/node-policy.yaml` states the same numbers.
-pub const TEXTS: usize = 13 << 10;
+#[cfg(test)]
+const TEXTS: usize = 13 << 10;
 
 /// Maximum bytes of a time, with nanoseconds and an offset. Without it a fraction has any number of digits.
 pub const TIME: usize = 40;

@@ -1,4 +1,4 @@
-//! The common interface of volumes and snapshots.
+//! The common interface of objects with an image: volumes, snapshots and replicas.
 
 use cistern_types::Bytes;
 use kube::core::ClusterResourceScope;

@@ -54,25 +54,27 @@ pub struct Problem<Severity> {
     pub since: DateTime<Utc>,
 }
 
+impl<Severity: Copy + Ord> Problem<Severity> {
+    /// The worst of the problems: the first of those with the highest severity. None if there is no problem.
+    pub fn worst(problems: &[Self]) -> Option<&Self> {
+        problems.iter().rev().max_by_key(|problem| problem.severity)
+    }
+}
+
 /// A problem of a volume.
 pub type VolumeProblem = Problem<VolumeSeverity>;
 /// A problem of a pool on a node.
 pub type PoolProblem = Problem<PoolSeverity>;
 
-/// The condition `Healthy` for these problems. Its reason is that of the first of the worst problems.
+/// The condition `Healthy` for these problems. Its reason is that of the worst one.
 pub fn healthy<Severity: Copy + Ord>(problems: &[Problem<Severity>]) -> ConditionUpdate {
-    let worst = problems
-        .iter()
-        .rev()
-        .max_by_key(|problem| problem.severity)
-        .map(|problem| (Reason::parse(&problem.reason), problem));
-    match worst {
-        None => ConditionUpdate::new(ConditionType::Healthy, true, Reason::Reconciled, ""),
-        Some((reason, problem)) => ConditionUpdate::new(
+    match Problem::worst(problems) {
+        None => ConditionUpdate::reconciled(ConditionType::Healthy),
+        Some(problem) => ConditionUpdate::new(
             ConditionType::Healthy,
             false,
-            // Written by a newer version; the message describes it.
-            reason.unwrap_or(Reason::OtherProblem),
+            // A newer version wrote an unknown reason; the message describes it.
+            Reason::parse(&problem.reason).unwrap_or(Reason::OtherProblem),
             match problems.len() {
                 1 => problem.message.clone(),
                 count => format!("{} (and {} more)", problem.message, count - 1),
@@ -119,6 +121,10 @@ mod tests {
         let finding = healthy(&problems);
         assert_eq!(finding.reason, Reason::ImageMissing);
         assert_eq!(finding.message, "it is ImageMissing (and 2 more)");
+        assert_eq!(Problem::worst(&problems), Some(&problems[1]));
+        let equal = [Reason::PoolNotReady, Reason::FilesystemErrors]
+            .map(|reason| problem(VolumeSeverity::Degraded, reason));
+        assert_eq!(Problem::worst(&equal), Some(&equal[0]));
     }
 
     #[test]

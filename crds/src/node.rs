@@ -172,7 +172,8 @@ pub struct StorageNodeStatus {
     /// encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<NodeEncryption>,
-    /// Whether the host has Cistern's rule for udev.
+    /// Whether the host has Cistern's rule for udev. Written by the agent; absent if the host needs no rule, or if the
+    /// agent cannot see that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udev_rule: Option<UdevRule>,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
@@ -203,10 +204,19 @@ pub enum UdevRule {
 }
 
 impl StorageNode {
-    /// What the agent reports of the pool of this name; none if it has not reported it.
-    pub fn status_of(&self, pool: &str) -> Option<&NodePoolStatus> {
+    /// Whether the node carries a pool, or its agent reports one.
+    pub fn has_pools(&self) -> bool {
         let mut reported = self.status.iter().flat_map(|status| &status.pools);
-        reported.find(|status| status.name == pool)
+        !self.spec.pools.is_empty() || reported.next().is_some()
+    }
+
+    /// What the agent reports of the pool of this name that the node carries; none if the node does not carry it, or the
+    /// agent has not reported it. A pool that was deleted and created again under the same name is another pool.
+    pub fn status_of(&self, pool: &str) -> Option<&NodePoolStatus> {
+        let mut carried = self.spec.pools.iter();
+        let entry = carried.find(|entry| entry.name == pool)?;
+        let mut reported = self.status.iter().flat_map(|status| &status.pools);
+        reported.find(|status| status.uid == entry.uid)
     }
 
     /// Whether volumes with this encryption can be used on the node; always for one that is not encrypted. Fails with
@@ -224,7 +234,7 @@ impl StorageNode {
     pub fn lack_for_encryption(&self) -> Option<&str> {
         let status = self.status.as_ref();
         match status.and_then(|it| it.encryption.as_ref()) {
-            None => Some("its agent has reported no encryption"),
+            None => Some("its agent does not report encryption support: upgrade the node plugin"),
             Some(found) => found.unavailable.as_deref(),
         }
     }
@@ -250,7 +260,7 @@ impl StorageNodeStatus {
     /// The reason why the state of the node's pools is unknown, with the condition that says since
     /// when: the Node is gone, or its agent has been silent for longer than a restart takes. The
     /// operator sets it.
-    pub fn silence(&self) -> Option<(Reason, &Condition)> {
+    pub fn unknown_state(&self) -> Option<(Reason, &Condition)> {
         let healthy = condition::find(&self.conditions, ConditionType::Healthy)?;
         let reason = Reason::parse(&healthy.reason)?;
         let is_of_the_node = matches!(

@@ -453,13 +453,9 @@ names! {
         ///
         /// No action is needed. If it persists, check the node that the message names.
         RemovingImage,
-        /// The move is undone: the volume stays on its node.
+        /// Pods use the volume on its present node, or are bound to a node that it has left.
         ///
-        /// No action is needed.
-        Undoing,
-        /// Pods that use the volume are still bound to another node.
-        ///
-        /// Delete the pods that the message names.
+        /// End the pods that the message names, or wait until they end.
         PodsRemain,
         /// The volume has been copied while pods use it, and little is left to copy. `spec.cutover` is `Manual`.
         ///
@@ -477,10 +473,10 @@ names! {
         ///
         /// Follow the message, or remove `spec.promotion` of the VolumeMove.
         NotPromotable,
-        /// The standby copy of the volume was promoted. The former node of the volume keeps the image of before, which no pod
-        /// gets.
+        /// The standby copy is the volume now. The former node of the volume keeps the previous image, which no pod can
+        /// mount.
         ///
-        /// Save what you need of it. Then delete the VolumeMove, which removes the image.
+        /// Copy what you need from it. Then delete the VolumeMove, which removes the image.
         Superseded,
         /// Pods that use the volume cannot be evicted, so that the volume could move.
         ///
@@ -506,9 +502,9 @@ names! {
         NodeMissing,
         /// The Node is gone, and the state of its volumes is unknown.
         ///
-        /// Let the machine join the cluster again under the same name. If it is lost for good, and a volume has a standby copy,
-        /// promote it first: `kubectl cistern promote CLAIM`. After `forget-node` the copy cannot be promoted. Then run
-        /// `kubectl cistern forget-node`.
+        /// Let the machine join the cluster again under the same name. If it is lost for good, closed volumes move to their
+        /// complete copies: wait for these first (`kubectl get volumemoves`). If a volume has a standby copy, promote it:
+        /// `kubectl cistern promote CLAIM`. After `forget-node` no copy can be promoted. Then run `kubectl cistern forget-node`.
         NodeGone,
         /// No pod of the node plugin runs on the node.
         ///
@@ -624,8 +620,7 @@ names! {
         /// Follow the message, or remove the limits.
         VolumeNotLimited,
 
-        /// On a claim: its volume has moved to the node that has its disk, and the PersistentVolume names
-        /// that node.
+        /// On a claim: its volume is on another node now, and the PersistentVolume names that node.
         ///
         /// No action is needed. Pods are scheduled to that node.
         VolumeMoved,

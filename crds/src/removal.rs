@@ -23,7 +23,7 @@ use crate::{has_image::HasImage, names::FINALIZER};
 pub enum RemovalStep {
     /// Set `spec.deletionRequested`. From then on the object is not admitted.
     Ask,
-    /// Wait for the agent: bytes are still reserved for the volume or snapshot.
+    /// Wait for the agent: bytes are still reserved for the object.
     Await,
     /// Delete the object.
     Delete,
@@ -33,7 +33,8 @@ pub enum RemovalStep {
     Held,
 }
 
-/// The next step for a volume or snapshot, which may have an image as long as bytes are reserved for it.
+/// The next step for an object with an image: a volume, snapshot or replica. It may have the image as long as bytes are
+/// reserved for it.
 pub fn next<K: HasImage>(object: &K) -> RemovalStep {
     let is_admitted = object.reserved().is_some();
     step(object, object.deletion_requested(), is_admitted)

@@ -102,7 +102,7 @@ pub struct PoolReplicaSpec {
 pub enum ReplicaPurpose {
     /// The copy on the node that the volume moves to.
     Incoming,
-    /// What the node keeps that the volume moves away from, until the volume is ready on its new node.
+    /// The image that stays on the former node until the volume is ready on its new node.
     Retained,
 }
 
@@ -125,7 +125,7 @@ pub struct PoolReplicaStatus {
     /// and for a volume that is not used while it moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<ReceivedSnapshot>,
-    /// Conditions of type `Ready`, `Admitted` and `Reclaimed`.
+    /// Conditions of type `Ready`, `Admitted`, `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::owned_list_schema")]
     pub conditions: Vec<Condition>,

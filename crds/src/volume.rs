@@ -11,7 +11,7 @@ use crate::{
     condition::{self, Condition, ConditionStatus},
     explanation::Explanation,
     health::{self, VolumeProblem, VolumeSeverity},
-    location::{self, FenceStatus, MoveTarget},
+    location::{self, FenceState, FenceStatus, MoveTarget},
     reason::{ConditionType, Reason},
 };
 
@@ -196,6 +196,18 @@ impl PoolVolume {
     /// Returns the bytes that the image has in front of the volume's data.
     pub fn header(&self) -> Bytes {
         Encryption::header_of(self.spec.encryption)
+    }
+
+    /// The status of the epoch of the spec. That of another epoch describes another image, and counts as none.
+    pub fn current_status(&self) -> Option<&PoolVolumeStatus> {
+        let status = self.status.as_ref();
+        status.filter(|status| status.epoch == self.spec.epoch)
+    }
+
+    /// How far the volume's node has closed it for a move; None if it has not begun.
+    pub fn fence_for(&self, move_uid: &str) -> Option<FenceState> {
+        let fence = self.current_status()?.fence.as_ref()?;
+        (fence.move_uid == move_uid).then_some(fence.state)
     }
 
     /// How pods get the volume now. A raw block volume is a filesystem once its filesystem was adopted.
@@ -563,6 +575,25 @@ mod tests {
         });
         let adopted = (AccessType::Filesystem, Some(FilesystemType::Xfs));
         assert_eq!(is(&volume), adopted);
+    }
+
+    #[test]
+    fn a_status_of_another_epoch_and_a_fence_of_another_move_count_as_none() {
+        let mut volume = wanted_volume();
+        assert_eq!(volume.current_status(), None);
+        volume.status = Some(PoolVolumeStatus {
+            fence: Some(FenceStatus {
+                state: FenceState::Closed,
+                move_uid: "move-1".to_owned(),
+            }),
+            ..PoolVolumeStatus::default()
+        });
+        assert_eq!(volume.current_status(), volume.status.as_ref());
+        assert_eq!(volume.fence_for("move-1"), Some(FenceState::Closed));
+        assert_eq!(volume.fence_for("move-2"), None);
+        volume.spec.epoch = 1;
+        assert_eq!(volume.current_status(), None);
+        assert_eq!(volume.fence_for("move-1"), None);
     }
 
     #[test]

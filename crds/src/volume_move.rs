@@ -148,6 +148,10 @@ pub struct VolumeMoveStatus {
     /// The time that the data of the volume has since the standby copy was promoted. Absent unless it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promoted: Option<DateTime<Utc>>,
+    /// True once the VolumeMove was deleted while the volume was not ready on its node: that undoes the move and keeps the
+    /// copy, which may be the only data, also if the PoolVolume is deleted after that. Absent means false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_kept: bool,
     /// Why the volume is not copied while pods use it, although `spec.cutover` asks for that: it moves once they have
     /// ended. Set `spec.cutover` to `WhenUnused` and back to try again. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -241,6 +245,18 @@ impl VolumeMove {
             });
         }
         self.status.as_ref()?.plan.clone()
+    }
+
+    /// Whether the promotion of the standby copy is decided: the copy is the volume, or is about to be.
+    pub fn is_promoted(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.promoted.is_some())
+    }
+
+    /// Whether the VolumeMove was deleted to undo the move, and the copy may be the only data of the volume.
+    pub fn keeps_copy(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.copy_kept)
     }
 
     /// Time between two passes, if the copy is a standby.

@@ -30,7 +30,7 @@ pub struct Config {
 /// Mode of the process (LIF-02).
 #[derive(Clone, Debug, Subcommand)]
 pub enum Mode {
-    /// Serve CSI Identity and Controller
+    /// Serve CSI Identity, Controller, GroupController and SnapshotMetadata
     Controller(Controller),
     /// Serve CSI Identity and Node on one node, and keep its pools and volumes
     Node(Node),
@@ -61,11 +61,11 @@ pub struct Service {
     // Required: there is no default (ENV-01).
     #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
     pub endpoint: Endpoint,
-    /// Address of /healthz, /readyz and /metrics; port 0 takes any
+    /// Address of /healthz, /readyz and /metrics; `[::]` is IPv4, too, and port 0 takes any
     #[arg(
         long,
         env = "HTTP_ADDRESS",
-        default_value = "0.0.0.0:9808",
+        default_value = "[::]:9808",
         value_name = "ADDRESS:PORT"
     )]
     pub http: SocketAddr,
@@ -80,11 +80,12 @@ pub struct Node {
     #[command(flatten)]
     /// The node and its directories.
     pub location: NodeLocation,
-    /// Address at which other nodes read the snapshots that they are permitted to copy; port 0 takes any
+    /// Address for other nodes, which read the snapshots and moving volumes that they are permitted to copy, and for calls
+    /// of the controller; port 0 takes any
     #[arg(
         long,
         env = "TRANSFER_ADDRESS",
-        default_value = "0.0.0.0:9812",
+        default_value = "[::]:9812",
         value_name = "ADDRESS:PORT"
     )]
     pub transfer: SocketAddr,

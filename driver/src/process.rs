@@ -6,6 +6,7 @@ use chrono::Utc;
 use cistern_client::{
     Chain,
     http::{self, Readiness},
+    listen,
     metrics::{self, Requests},
 };
 use cistern_controller::{
@@ -40,7 +41,6 @@ use futures::{
 };
 use kube::Client;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use tonic::{
     Request, Status,
     service::{Interceptor, Routes},
@@ -106,7 +106,7 @@ pub async fn controller(options: config::Controller) -> Result {
         .add_service(SnapshotMetadataServer::new(RelayedMetadata::new(relay)));
 
     let csi = socket::bind(options.endpoint.path()).await?;
-    let listener = TcpListener::bind(options.http).await?;
+    let listener = listen(options.http)?;
     tracing::info!(csi = %options.endpoint.path().display(), http = %listener.local_addr()?, "serving");
     let serving = future::try_join(
         server::serve(csi, services, operations, shutdown.clone()).err_into::<Failure>(),
@@ -115,14 +115,14 @@ pub async fn controller(options: config::Controller) -> Result {
             http::routes(readiness, Arc::new(registry)),
             shutdown,
         )
-        .err_into::<Failure>(),
+        .map(Ok),
     );
     tokio::select! {
         served = serving => served.map(drop),
         _ = future::join4(watch_nodes, watch_volumes, watch_snapshots, watch_groups) => {
             Err("the watches have ended".into())
         }
-        () = publishing => Err("the key is not published any more".into()),
+        () = publishing => Err("the task that publishes the key has ended".into()),
     }
 }
 
@@ -181,8 +181,8 @@ pub async fn node(options: config::Node) -> Result {
     let folder = options.registration_socket_dir();
     let registration = socket::bind(&registration::socket_path(&folder)).await?;
     let registrar = Registrar::new(endpoint).into_routes();
-    let listener = TcpListener::bind(options.service.http).await?;
-    let transfers = TcpListener::bind(options.transfer).await?;
+    let listener = listen(options.service.http)?;
+    let transfers = listen(options.transfer)?;
     let (http, transfer) = (listener.local_addr()?, transfers.local_addr()?);
     tracing::info!(node = node_name, csi = %endpoint.display(), %http, %transfer, "serving");
     let root = agent.agent().node().root.clone();
@@ -196,7 +196,7 @@ pub async fn node(options: config::Node) -> Result {
             http::routes(readiness.clone(), Arc::new(registry)).merge(inspection),
             shutdown,
         )
-        .err_into::<Failure>(),
+        .map(Ok),
         sent.err_into::<Failure>(),
         // The agent runs until this has ended, so that it can write the outcome of a snapshot.
         thawing.map(Ok),
@@ -221,7 +221,7 @@ impl Interceptor for ForControllers {
         if key.is_some_and(|key| self.0.have(key)) {
             return Ok(request);
         }
-        let why = "only a controller may ask where snapshots hold data, or take a group";
+        let why = "only the controller may call SnapshotMetadata and GroupSnapshots";
         Err(Status::permission_denied(why))
     }
 }

@@ -155,6 +155,36 @@ async fn a_pool_is_a_volume_group_with_a_name_that_lvm_allows() {
     }
 }
 
+#[tokio::test]
+async fn the_limits_of_io_of_a_pool_are_neither_too_low_nor_too_high() {
+    let pools: Api<StoragePool> = Api::all(ControlPlane::shared().await.client());
+    let create = async |name: &str, limits: serde_json::Value| {
+        let source = json!({"image": {"size": "1Gi"}});
+        let spec = json!({"source": source, "limits": {"volumeIO": limits}});
+        let pool = pool_with(name, spec);
+        let made = pools.create(&PostParams::default(), &pool).await;
+        made.map(drop).map_err(|error| error.to_string())
+    };
+    for (field, value, expected) in [
+        ("readBytesPerSecond", json!("100"), "at least 1Mi"),
+        ("writeBytesPerSecond", json!("0"), "at least 1Mi"),
+        (
+            "readIOPS",
+            json!(4_294_967_295_u64),
+            "less than or equal to",
+        ),
+        ("writeIOPS", json!(9), "greater than or equal to 10"),
+    ] {
+        let refused = create("no-io", json!({field: value})).await;
+        let error = refused.unwrap_err();
+        assert!(error.contains(field) && error.contains(expected), "{error}");
+    }
+    let lowest = json!({"readBytesPerSecond": "1Mi", "writeIOPS": 10});
+    create("little-io", lowest).await.unwrap();
+    let highest = json!({"readIOPS": 4_294_967_294_u64});
+    create("much-io", highest).await.unwrap();
+}
+
 fn replaced_disk() -> serde_json::Value {
     json!({"node": "n", "filesystemUuid": "11111111-1111-4111-8111-111111111111"})
 }

@@ -1,7 +1,8 @@
 //! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
 //! block of commands in the pages whose commands tests run says how. `cluster/documents.rs` and `upgrade` run them.
 //! Every test that the page about reliability names exists, and the page defines every property that a test names.
-//! SECURITY.md names what the node plugin mounts of its node.
+//! SECURITY.md names what the node plugin mounts of its node. The pages about the installation name the kernels that
+//! `kubectl cistern doctor` accepts. The commands that remove Cistern and keep the data leave out only the namespace.
 
 #![allow(
     clippy::expect_used,
@@ -104,22 +105,22 @@ fn every_property_that_a_test_names_is_one_of_the_page_about_reliability() {
 /// The text of every Rust file with tests.
 fn sources() -> String {
     let folders = ["crds", "driver", "operator", "kubectl-cistern", "e2e"];
-    let texts = folders.map(|folder| sources_below(&workspace().join(folder)));
+    let texts = folders.map(|folder| texts_below(&workspace().join(folder), "rs"));
     texts.concat()
 }
 
 fn reliability() -> String {
-    fs::read_to_string(workspace().join("docs/reliability.md")).unwrap()
+    read("docs/reliability.md")
 }
 
-/// The text of every Rust file below a folder.
-fn sources_below(folder: &Path) -> String {
+/// The text of every file with this extension below a folder.
+fn texts_below(folder: &Path, extension: &str) -> String {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let texts = entries.map(|entry| {
         let (path, kind) = (entry.path(), entry.file_type().unwrap());
         match path.extension() {
-            _ if kind.is_dir() => sources_below(&path),
-            Some(extension) if extension == "rs" => fs::read_to_string(path).unwrap(),
+            _ if kind.is_dir() => texts_below(&path, extension),
+            Some(found) if found == extension => fs::read_to_string(path).unwrap(),
             _ => String::new(),
         }
     });
@@ -171,9 +172,29 @@ fn the_book_contains_every_page_once() {
     assert!(pages.is_empty(), "docs/SUMMARY.md does not list {pages:?}");
 }
 
+fn read(path: &str) -> String {
+    fs::read_to_string(workspace().join(path)).unwrap()
+}
+
+#[test]
+fn the_pages_about_the_installation_name_the_kernels_that_doctor_accepts() {
+    let source = read("kubectl-cistern/src/doctor/nodes.rs");
+    let version = |name: &str| {
+        let (_, rest) = source
+            .split_once(&format!("const {name}: Version = Version("))
+            .unwrap();
+        rest.split_once(");").unwrap().0.replace(", ", ".")
+    };
+    let (needed, tested) = (version("NEEDED"), version("TESTED"));
+    let stated = format!("Linux {needed} or newer (tested from {tested})");
+    for page in ["README.md", "docs/install.md", "docs/versions.md"] {
+        let words: Vec<String> = read(page).split_whitespace().map(str::to_owned).collect();
+        assert!(words.join(" ").contains(&stated), "{page} lacks {stated:?}");
+    }
+}
+
 #[test]
 fn security_names_every_folder_of_the_host_that_the_node_plugin_mounts() {
-    let read = |path: &str| fs::read_to_string(workspace().join(path)).unwrap();
     let security = read("SECURITY.md");
     let set: Value = serde_saphyr::from_str(&read("manifests/base/node.yaml")).unwrap();
     let volumes = &set["spec"]["template"]["spec"]["volumes"];
@@ -184,6 +205,21 @@ fn security_names_every_folder_of_the_host_that_the_node_plugin_mounts() {
             "SECURITY.md does not name {path}"
         );
     }
+}
+
+#[test]
+fn the_removal_that_keeps_the_data_leaves_out_only_the_namespace() {
+    let page = read("docs/uninstall.md");
+    let (_, selector) = page.split_once(" --selector '!").unwrap();
+    let (label, _) = selector.split_once('\'').unwrap();
+    let selector = format!(" --selector '!{label}'");
+    assert!(read("e2e/demo").contains(&selector), "{selector}");
+    let object = read("manifests/base/namespace.yaml");
+    let object: Value = serde_saphyr::from_str(&object).unwrap();
+    let labels = &object["metadata"]["labels"];
+    assert!(labels[label].is_string(), "{labels}");
+    let manifests = texts_below(&workspace().join("manifests"), "yaml");
+    assert_eq!(manifests.matches(label).count(), 1, "{label}");
 }
 
 #[test]

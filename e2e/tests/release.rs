@@ -22,6 +22,7 @@ use tokio::sync::OnceCell;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const IMAGES: &str = "registry.example/storage";
+const REPOSITORY: &str = "https://git.example/storage";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The first run compiles the program that makes the SBOM.
 const PATIENCE: Duration = Duration::from_mins(20);
@@ -79,6 +80,7 @@ async fn an_image_archive_is_a_valid_layout_whose_binary_runs() {
         let labels = &config["config"]["Labels"];
         let label = |name: &str| labels[format!("org.opencontainers.image.{name}")].clone();
         assert_eq!(label("version"), format!("v{VERSION}"));
+        assert_eq!(label("source"), REPOSITORY);
         assert!(label("revision").as_str().unwrap().len() >= 40, "{labels}");
         let entrypoint = config["config"]["Entrypoint"][0].as_str().unwrap();
         let said = output(inside(&root, &[entrypoint, "--version"]), SOON).await;
@@ -116,7 +118,7 @@ async fn the_manifests_name_the_version_and_an_api_server_takes_them() {
             let image = format!("image: {IMAGES}/{target}:v{VERSION}\n");
             assert!(content.contains(&image), "{file} lacks {image}");
         }
-        assert!(!content.contains("image: cistern/") && content.contains(sidecar));
+        assert!(!content.contains("image: cistern") && content.contains(sidecar));
         let mut apply = on_it(&[
             "apply",
             "--server-side",
@@ -185,7 +187,9 @@ async fn krew_finds_the_plugin_by_the_checksum_of_its_archive() {
     assert_eq!(manifest["spec"]["version"], format!("v{VERSION}"));
     let platform = &manifest["spec"]["platforms"][0];
     assert_eq!(platform["selector"]["matchLabels"]["arch"], architecture());
-    let (_, name) = platform["uri"].as_str().unwrap().rsplit_once('/').unwrap();
+    let uri = platform["uri"].as_str().unwrap();
+    let downloads = format!("{REPOSITORY}/releases/download/v{VERSION}/");
+    let name = uri.strip_prefix(&downloads).unwrap();
     let archive = release.file(name);
     let digest = digest(&archive).await;
     assert_eq!(platform["sha256"], digest.strip_prefix("sha256:").unwrap());
@@ -234,6 +238,45 @@ async fn a_tag_that_is_not_the_version_is_refused() {
     );
 }
 
+/// Two builds under one tag differ, and nodes that have the first one do not pull the second.
+#[tokio::test]
+async fn a_release_has_no_unreleased_changes_and_any_other_build_names_its_commit() {
+    let release = format!("v{VERSION}");
+    let released = repository("").await;
+    assert_eq!(complaint(&released, &release).await, "");
+
+    let changed = repository("### Fixed\n\n- A fault.\n").await;
+    let commit = git(&changed, &["rev-parse", "HEAD"]).await;
+    let build = format!("{release}-g{}", &commit[..12]);
+    let said = complaint(&changed, &release).await;
+    assert!(
+        said.contains("changes under Unreleased") && said.contains(&build),
+        "{said}"
+    );
+    assert_eq!(complaint(&changed, &build).await, "");
+    for other in ["0123456789ab", &commit[..6], ""] {
+        let said = complaint(&changed, &format!("{release}-g{other}")).await;
+        assert!(!said.is_empty(), "{other:?} is taken");
+    }
+}
+
+#[test]
+fn the_workflow_publishes_commits_of_main_whose_tests_passed_and_marks_pre_releases() {
+    let workflow = workspace().join(".github/workflows/release.yaml");
+    let workflow: Value = serde_saphyr::from_str(&fs::read_to_string(workflow).unwrap()).unwrap();
+    let commands = |job: &str| {
+        let steps = workflow["jobs"][job]["steps"].as_array().unwrap();
+        let commands = steps.iter().filter_map(|step| step["run"].as_str());
+        commands.collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(workflow["jobs"]["release"]["needs"], "tested");
+    let checks = commands("tested");
+    assert!(checks.contains("git merge-base --is-ancestor HEAD origin/main"));
+    assert!(checks.contains("gh run list --workflow test.yaml --branch main"));
+    let publishes = commands("release");
+    assert!(publishes.contains("if [[ $VERSION == *-* ]]; then options+=(--prerelease)"));
+}
+
 #[tokio::test]
 async fn a_binary_that_the_images_cannot_run_is_refused() {
     let root = Folder::new();
@@ -266,6 +309,7 @@ impl Release {
         make.env("VERSION", format!("v{VERSION}"))
             .env("ARCHITECTURES", architecture())
             .env("IMAGES", IMAGES)
+            .env("REPOSITORY", REPOSITORY)
             .env("OUTPUT", folder.path())
             .env("BINARIES", binaries);
         output(make, PATIENCE).await;
@@ -275,6 +319,47 @@ impl Release {
     fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
+}
+
+/// Creates a repository with the files that decide whether `release/make` accepts a version, and these unreleased changes.
+async fn repository(changes: &str) -> Folder {
+    let folder = Folder::new();
+    for file in [
+        "Cargo.toml",
+        "release/make",
+        "release/lib/artifacts.sh",
+        "e2e/cluster/lib/common.sh",
+    ] {
+        let copy = folder.join(file);
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(workspace().join(file), copy).unwrap();
+    }
+    let changelog = format!("## [Unreleased]\n\n{changes}\n## [{VERSION}]\n\nThe first one.\n");
+    fs::write(folder.join("CHANGELOG.md"), changelog).unwrap();
+    git(&folder, &["init", "--quiet"]).await;
+    git(&folder, &["add", "."]).await;
+    git(&folder, &["commit", "--quiet", "--message", "Begin"]).await;
+    folder
+}
+
+async fn git(folder: &Folder, arguments: &[&str]) -> String {
+    let mut git = command("git");
+    git.current_dir(folder.path())
+        .args(["-c", "user.name=Test", "-c", "user.email=test@example.com"])
+        .args(arguments);
+    output(git, SOON).await
+}
+
+/// Returns why `release/make` refuses a version; empty if it accepts it.
+async fn complaint(folder: &Folder, version: &str) -> String {
+    let mut make = command("bash");
+    make.arg(folder.join("release/make"))
+        .arg("--check")
+        .env("VERSION", version);
+    let ended = run(make, SOON).await;
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.success(), said.is_empty(), "{said}");
+    said
 }
 
 /// Returns this machine's architecture as Kubernetes calls it.

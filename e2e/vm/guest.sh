@@ -88,7 +88,7 @@ copy_udev() {
 }
 
 # copy_modules PACKAGES ROOT: what is not built into the kernel, with what it depends on. Two are checksums that a btrfs can
-# be made with. Three are for LUKS with its default cipher, one is for an array of one disk, and the last three for a network
+# be made with. Three are for LUKS with its default cipher, one is for snapshots of LVM, one for an array of one disk, and the last three for a network
 # and a disk.
 copy_modules() {
   local version module list=()
@@ -96,7 +96,7 @@ copy_modules() {
   busybox depmod -b "$1" "$version"
   cd "$1/lib/modules/$version"
   mkdir -p "$2/lib/modules/$version"
-  for module in fuse loop xfs btrfs xxhash_generic blake2b_generic dm_crypt xts aesni_intel raid1 virtio_pci virtio_net virtio_blk; do
+  for module in fuse loop xfs btrfs xxhash_generic blake2b_generic dm_crypt xts aesni_intel dm_snapshot raid1 virtio_pci virtio_net virtio_blk; do
     read -ra list < <(grep "/${module//_/[_-]}.ko:" modules.dep | tr -d :)
     cp --parents "${list[@]}" "$2/lib/modules/$version"
   done

@@ -18,7 +18,7 @@ use crate::{output::Format, selector};
     version,
     after_help = "Exit codes: 0 success; 1 warnings found; 2 errors found (1 and 2: doctor, and status \
     --exit-code);\n3 the command failed: cluster unreachable, access denied, or invalid flags.\n\
-    `fsck` and `support-bundle` use 1 and 2 as their help says."
+    Other commands: see their help."
 )]
 pub struct Arguments {
     /// Cluster and user.
@@ -116,9 +116,9 @@ pub enum Command {
     #[command(
         after_help = "Cordons the pools on the node. A volume moves once no pod uses it: evict the pods, for example with `kubectl drain`, or \
         use --cutover automatic. \
-        Snapshots stay, and so do volumes whose moves are undone, or which cannot move any more. The command ends when the node has no \
+        Snapshots stay, and so do volumes that cannot move, or whose moves are undone. The command ends when the node has no \
         other volumes; Ctrl-C leaves the moves as they are, and a second run goes on with them.\n\
-        Exit codes: 0 the node has no volumes; 1 some stay; 3 the command failed."
+        Exit codes: 0 the node has no volumes; 1 some stay, or would stay; 3 the command failed."
     )]
     Drain(Drain),
     /// Keep copies of the volumes of claims on another node, which are renewed at an interval
@@ -128,14 +128,14 @@ pub enum Command {
         Exit codes: 0 the copies are complete, or removed; 1 a copy has ended; 3 the command failed."
     )]
     Standby(Standby),
-    /// Make standby copies the volumes, after their node is lost; asks before
+    /// Promote standby copies after their node is lost; asks for confirmation
     #[command(
         after_help = "What was written to the volumes after their last copy is lost. The Node has to be gone, or to have the taint \
         node.kubernetes.io/out-of-service.\n\
         Exit codes: 0 the volumes are on their new node; 1 the promotion was undone; 3 the command failed, or was not confirmed."
     )]
     Promote(Promote),
-    /// Replace the disk of a pool on a node; asks before it gives up volumes on a dead disk
+    /// Replace the disk of a pool on a node; asks for confirmation before it gives up volumes on a dead disk
     #[command(
         after_help = "The disk is listed in spec.replacedDisks of the StoragePool. The node then creates the pool on \
         another blank disk that the StoragePool lists or selects, once the former disk is removed from the machine, cannot \
@@ -619,6 +619,9 @@ pub struct Promote {
     /// The volumes.
     #[command(flatten)]
     pub claims: Claims,
+    /// Continue although the copies of volumes that pods use together have the data of different moments
+    #[arg(long)]
+    pub different_moments: bool,
     /// Wait until the volumes are on their new node
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     pub wait: bool,
@@ -681,7 +684,7 @@ pub struct ReplaceDisk {
     pub pool: String,
     /// Name of the node
     pub node: String,
-    /// Also give up the complete copies of lost volumes that other nodes have, instead of refusing
+    /// Continue although other nodes have complete copies of lost volumes; the copies can no longer be promoted
     #[arg(long)]
     pub give_up_copies: bool,
 }
@@ -694,7 +697,7 @@ pub struct ForgetNode {
     /// Release only this pool, whose disk on the node has failed; the node may be running
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
-    /// Also give up the complete copies of lost volumes that other nodes have, instead of refusing
+    /// Continue although other nodes have complete copies of lost volumes; the copies can no longer be promoted
     #[arg(long)]
     pub give_up_copies: bool,
     /// How long to wait for the operator to remove the StorageNode

@@ -9,8 +9,8 @@ use std::{
 use cistern_client::Rejection;
 pub use cistern_crds::unclaimed::handle;
 use cistern_crds::{
-    ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
-    VolumeMove, names,
+    ImageTransfer, PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    StoragePool, VolumeMove, names,
     unclaimed::{self, snapshot_handle},
     volume::ClaimReference,
 };
@@ -47,6 +47,8 @@ pub struct Cluster {
     pub moves: Vec<VolumeMove>,
     /// All ImageTransfers.
     pub transfers: Vec<ImageTransfer>,
+    /// All PoolReplicas; empty until [`Cluster::read_replicas`].
+    pub replicas: Vec<PoolReplica>,
     /// StorageClasses with Cistern as provisioner.
     pub classes: Vec<StorageClass>,
     /// Claims of these classes, and claims bound to `persistent_volumes`.
@@ -129,6 +131,14 @@ impl Cluster {
             pods,
             events,
         }))
+    }
+
+    /// Lists the PoolReplicas. Reports in `unread` if the user may not list them. Fails if the request fails for another reason.
+    pub async fn read_replicas(&mut self, connection: &Connection) -> Result<(), Error> {
+        let found = of_newer_version(connection).await?;
+        let found = or_note(found, &mut self.unread);
+        self.replicas = self.unreadable.sort_out(found);
+        Ok(())
     }
 
     /// Fails if a volume, snapshot or group cannot be parsed. A command that gives up data must know them all:

@@ -57,6 +57,7 @@ pub async fn run(
     let hostnames = labelled.unwrap_or_default();
     let engine = flags.engine.into();
     let declaration = Declaration::of(name, engine, &disks, flags.selector.as_ref(), &hostnames)?;
+    crate::print_notes(pool::unused(engine, &disks).as_slice());
     printer.write(&declaration.render(flags.output.format == Format::Json)?)?;
     Ok(Verdict::Ok)
 }
@@ -92,7 +93,7 @@ async fn labelled(
 /// Why the list of disks of a node is not complete; None if it is.
 fn silence(node: &StorageNode) -> Option<String> {
     let (name, status) = (node.name_any(), node.status.clone().unwrap_or_default());
-    if let Some((_, condition)) = status.silence() {
+    if let Some((_, condition)) = status.unknown_state() {
         let message = &condition.message;
         return Some(format!("the disks of {name} may be others now: {message}"));
     }

@@ -43,6 +43,14 @@ pub enum Error {
         /// Timeout of the request.
         after: Duration,
     },
+    /// An agent whose pod is not ready does not answer.
+    #[error("{what}: its pod is not ready, and there is no answer within {} s", after.as_secs())]
+    NotReady {
+        /// Description of the request.
+        what: String,
+        /// Timeout of the request.
+        after: Duration,
+    },
     /// Cistern's CRDs are not installed.
     #[error(
         "Cistern is not installed in this cluster: it knows no {kind}; install it with `kubectl apply -k manifests`, \

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! refuse if the node answers ─▶ list what is lost ─▶ refuse while another node has a copy ─▶ confirm by name
-//!     ─▶ refuse if the node answers now ─▶ release each object ─▶ the operator removes the StorageNode
+//!     ─▶ refuse if the node answers now ─▶ uncordon the node ─▶ release each object ─▶ the operator removes the
+//!     StorageNode
 //! ```
 //!
 //! *Invariant:* an object is released only if it was in the confirmed list, and only while the Node does
@@ -19,7 +20,8 @@ use std::{
 };
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, Reason, StorageNode, VolumeMove, condition, names,
+    ConditionStatus, ConditionType, PoolReplica, Reason, StorageNode, VolumeMove, condition, names,
+    pod::is_ready,
 };
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -33,7 +35,7 @@ use crate::{
     Connection, Printer, Verdict, arguments,
     cluster::{Cluster, VolumeSnapshots},
     confirm::is_typed,
-    doctor::workloads::is_ready,
+    cordon,
     output::Terminal,
 };
 
@@ -93,20 +95,20 @@ pub enum Error {
         /// Name of the pool.
         pool: String,
     },
-    /// Other nodes have copies of the volumes, which can be promoted only before their objects are released.
+    /// Other nodes have copies of the volumes, which become the volumes only before their objects are released.
     #[error(
         "another node has a copy of {copies}: nothing was changed, because a copy cannot be promoted after this command; \
-        promote it first: kubectl cistern promote {volumes}; or give it up with --give-up-copies"
+        {first}; or give it up with --give-up-copies"
     )]
     Copied {
         /// The copies, as messages name them.
         copies: String,
-        /// Names of their volumes.
-        volumes: String,
+        /// What to do before.
+        first: String,
     },
-    /// The user may not list VolumeMoves.
+    /// The user may not list VolumeMoves or PoolReplicas.
     #[error(
-        "you may not list volumemoves, so it is not known whether other nodes have copies of the volumes: nothing was \
+        "you may not list volumemoves or poolreplicas, so it is not known whether other nodes have copies of the volumes: nothing was \
         changed; use another --context, or give up all copies with --give-up-copies"
     )]
     CopiesUnknown,
@@ -138,10 +140,10 @@ pub enum Error {
     },
 }
 
-/// Releases the volumes and snapshots of the node or pool, after confirmation. Fails if the node
-/// answers or the pool is usable, if the user does not confirm, if another client changes an
-/// object, if the operator does not remove the StorageNode before the timeout, or if a request
-/// fails.
+/// Releases the volumes and snapshots of the node or pool, after confirmation. Uncordons a node in all pools, so that
+/// another node of its name takes new volumes. Fails if the node answers or the pool is usable, if the user does not
+/// confirm, if another client changes an object, if the operator does not remove the StorageNode before the timeout, or
+/// if a request fails.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::ForgetNode,
@@ -152,6 +154,7 @@ pub async fn run(
     let mut cluster = Cluster::with_users(connection).await?;
     cluster.require_all_data()?;
     cluster.unreadable.refuse::<StorageNode>(Some(node))?;
+    cluster.read_replicas(connection).await?;
     let snapshots = VolumeSnapshots::read(connection, &mut cluster.unread).await?;
     crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, pool);
@@ -164,6 +167,10 @@ pub async fn run(
     }
     confirm(&loss, &mut io::stdin().lock(), &mut Terminal::stderr())?;
     refuse(connection, node, pool).await?;
+    if pool.is_none() {
+        // Before the release: once nothing is left of the node, the command cannot be repeated.
+        cordon::uncordon_in(connection, &cluster.pools, node, printer).await?;
+    }
     release::release(connection, &loss).await?;
     if pool.is_none() {
         await_removal(connection, node, flags.timeout).await?;
@@ -248,28 +255,36 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
 fn ready_on<'a>(node: &str, agents: &'a [Pod]) -> Option<&'a Pod> {
     agents.iter().find(|pod| {
         let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        on == Some(node) && pod.metadata.deletion_timestamp.is_none() && is_ready(pod)
+        on == Some(node) && is_ready(pod)
     })
 }
 
 /// Fails if other nodes have copies of the volumes, or may have some: without its PoolVolume none can be promoted.
 pub(crate) fn refuse_copied(cluster: &Cluster, loss: &Loss) -> Result<(), crate::Error> {
+    let unreadable = &cluster.unreadable;
     for (volume, _) in &loss.volumes {
-        let unreadable = &cluster.unreadable;
-        unreadable.refuse::<VolumeMove>(Some(&volume.name_any()))?;
+        let (name, epoch) = (volume.name_any(), volume.spec.epoch);
+        unreadable.refuse::<VolumeMove>(Some(&name))?;
+        // The copy of a move that was undone, and of one that goes on.
+        for epoch in [epoch, epoch.saturating_add(1)] {
+            unreadable.refuse::<PoolReplica>(Some(&PoolReplica::name_of(&name, epoch)))?;
+        }
     }
-    let mut notes = cluster.unread.iter();
-    if !loss.volumes.is_empty() && notes.any(|note| note.starts_with("volumemoves ")) {
+    let is_decisive = |note: &String| {
+        ["volumemoves ", "poolreplicas "]
+            .iter()
+            .any(|it| note.starts_with(it))
+    };
+    if !loss.volumes.is_empty() && cluster.unread.iter().any(is_decisive) {
         return Err(Error::CopiesUnknown.into());
     }
     if loss.copies.is_empty() {
         return Ok(());
     }
     let copies: Vec<String> = loss.copies.iter().map(ToString::to_string).collect();
-    let volumes: Vec<&str> = loss.copies.iter().map(|copy| &*copy.volume).collect();
     Err(Error::Copied {
         copies: copies.join(", "),
-        volumes: volumes.join(" "),
+        first: loss.before_release(),
     }
     .into())
 }
@@ -315,7 +330,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{cluster, object};
+    use crate::testing::{cluster, complete_copy, object};
 
     #[test]
     fn only_the_name_of_the_node_confirms() {
@@ -382,11 +397,19 @@ mod tests {
             assert!(message.contains(part), "{message}");
         }
         assert_eq!(refused(&cluster, "worker-2"), Ok(()));
-        cluster.moves.clear();
-        cluster.unread = vec!["volumemoves are not shown: you may not list them".to_owned()];
+        // It was closed for a move when its node was lost.
+        cluster.replicas = vec![complete_copy("pvc-1", 1)];
         let message = refused(&cluster, "worker-1").unwrap_err();
-        assert!(message.contains("may not list volumemoves"), "{message}");
-        assert_eq!(refused(&cluster, "worker-2"), Ok(()));
+        assert!(!message.contains("cistern promote"), "{message}");
+        let says = "wait until the volume has moved to it: kubectl describe volumemove pvc-1";
+        assert!(message.contains(says), "{message}");
+        cluster.moves.clear();
+        for kind in ["volumemoves", "poolreplicas"] {
+            cluster.unread = vec![format!("{kind} are not shown: you may not list them")];
+            let message = refused(&cluster, "worker-1").unwrap_err();
+            assert!(message.contains("may not list volumemoves"), "{message}");
+            assert_eq!(refused(&cluster, "worker-2"), Ok(()));
+        }
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub fn all(cluster: &Cluster, now: DateTime<Utc>) -> Vec<Issue> {
             .map_or(&[][..], |status| &status.conditions);
         if !pools_with_issues.contains(&name) {
             all.extend(
-                failing(conditions, &[ConditionType::Ready, ConditionType::Healthy]).map(
+                not_true(conditions, &[ConditionType::Ready, ConditionType::Healthy]).map(
                     |condition| {
                         let issue = Issue::by(condition, Severity::Error, "StoragePool", &name);
                         Issue {
@@ -174,7 +174,7 @@ fn of_unreadable(object: &Unreadable) -> Issue {
 }
 
 /// Returns the conditions of these types that are present and not True.
-fn failing<'a>(
+fn not_true<'a>(
     conditions: &'a [Condition],
     kinds: &'a [ConditionType],
 ) -> impl Iterator<Item = &'a Condition> {
@@ -211,7 +211,7 @@ fn of_node(node: &StorageNode) -> Vec<Issue> {
         // Other conditions are outdated or consequences of it.
         return vec![by(gone)];
     }
-    let mut all: Vec<Issue> = failing(&status.conditions, &own).map(by).collect();
+    let mut all: Vec<Issue> = not_true(&status.conditions, &own).map(by).collect();
     all.extend(
         status
             .pools
@@ -220,7 +220,11 @@ fn of_node(node: &StorageNode) -> Vec<Issue> {
     );
     if all.is_empty() {
         let summary = [ConditionType::Ready, ConditionType::Healthy];
-        all.extend(failing(&status.conditions, &summary).map(by));
+        all.extend(not_true(&status.conditions, &summary).map(by));
+    }
+    if !node.has_pools() {
+        // Nothing depends on its agent.
+        all.clear();
     }
     all.extend(status.drift.iter().map(|drift| Issue {
         node: Some(name.clone()),
@@ -246,7 +250,7 @@ fn of_pool_on_node(node: &str, pool: &NodePoolStatus) -> Vec<Issue> {
             )
         })
         .collect();
-    let ready = failing(&pool.conditions, &[ConditionType::Ready])
+    let ready = not_true(&pool.conditions, &[ConditionType::Ready])
         .find(|ready| all.iter().all(|issue| issue.reason != ready.reason))
         .filter(|ready| ready.reason != Reason::Retiring.as_str());
     all.extend(ready.map(|ready| Issue::by(ready, Severity::Error, "Pool", &pool.name)));
@@ -305,7 +309,7 @@ fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) ->
     let name = object.name_any();
     let mut all = Vec::new();
     if !object.deletion_requested() && !is_new(object, now) {
-        let ready = failing(object.conditions(), &[ConditionType::Ready]);
+        let ready = not_true(object.conditions(), &[ConditionType::Ready]);
         all.extend(ready.map(|ready| Issue::by(ready, of_not_ready(ready), kind, &name)));
     }
     if let Some(held) = held(object.conditions()) {
@@ -485,15 +489,19 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_does_not_report_is_an_issue() {
+    fn an_agent_that_does_not_report_is_an_issue_of_a_node_with_pools() {
         let mut cluster = Cluster::default();
-        cluster.nodes.push(object(serde_json::json!({
-            "metadata": {"name": "n"}, "spec": {"topology": {}},
-            "status": {"conditions": [
-                condition("Ready", "False", "AgentNotReady", "the pod x is not ready"),
-                condition("AgentReporting", "False", "AgentNotReady", "the pod x is not ready"),
-            ]},
-        })));
+        let pool = serde_json::json!({"name": "fast", "uid": "u", "source": {"image": {"size": "1Gi"}},
+            "overcommitPercent": 100, "reservedPercent": 5});
+        for (name, pools) in [("n", vec![pool]), ("bare", Vec::new())] {
+            cluster.nodes.push(object(serde_json::json!({
+                "metadata": {"name": name}, "spec": {"topology": {}, "pools": pools},
+                "status": {"conditions": [
+                    condition("Ready", "False", "AgentNotReady", "the pod x is not ready"),
+                    condition("AgentReporting", "False", "AgentNotReady", "the pod x is not ready"),
+                ]},
+            })));
+        }
         let expected = (
             Severity::Error,
             "StorageNode",

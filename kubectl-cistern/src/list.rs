@@ -33,12 +33,12 @@ pub(crate) async fn show<V: View>(
         if screen.show(&view(&cluster))? {
             before.clear();
         }
-        print_notes(&new(&mut before, notes));
+        print_notes(&new_notes(&mut before, notes));
     }
 }
 
 /// Returns the notes that are not the ones of the last call. Their first clause tells them apart.
-fn new(before: &mut Vec<String>, notes: Vec<String>) -> Vec<String> {
+pub(crate) fn new_notes(before: &mut Vec<String>, notes: Vec<String>) -> Vec<String> {
     let clause = |note: &str| note.split(';').next().map(str::to_owned);
     let clauses: Vec<_> = before.iter().map(|note| clause(note)).collect();
     let new = notes.iter().filter(|note| !clauses.contains(&clause(note)));
@@ -58,9 +58,9 @@ mod tests {
         let denied = "pods are not shown: you may not list them";
         let mut before = vec![denied.to_owned()];
         let both = || vec![format!("{denied}; ask for the right"), not_live("events")];
-        assert_eq!(new(&mut before, both()), [not_live("events")]);
-        assert!(new(&mut before, both()).is_empty());
-        assert!(new(&mut before, Vec::new()).is_empty());
-        assert_eq!(new(&mut before, both()).len(), 2);
+        assert_eq!(new_notes(&mut before, both()), [not_live("events")]);
+        assert!(new_notes(&mut before, both()).is_empty());
+        assert!(new_notes(&mut before, Vec::new()).is_empty());
+        assert_eq!(new_notes(&mut before, both()).len(), 2);
     }
 }

@@ -3,7 +3,7 @@
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolSource, Reason, StorageNode, StorageNodeStatus,
     StoragePool, StoragePoolSpec, condition,
-    health::{PoolProblem, PoolSeverity},
+    health::{PoolProblem, PoolSeverity, Problem},
     pool::DeviceSource,
 };
 use kube::{
@@ -203,8 +203,9 @@ impl PoolOnNode {
         }
         let cordoned = wanted.is_some_and(|wanted| wanted.cordoned);
         let said = said.unwrap_or_default();
-        let silence = node.status.as_ref().and_then(StorageNodeStatus::silence);
-        if let Some((Reason::NodeGone, gone)) = silence {
+        let reported = node.status.as_ref();
+        let unknown = reported.and_then(StorageNodeStatus::unknown_state);
+        if let Some((Reason::NodeGone, gone)) = unknown {
             return Some(Self::gone(node, &gone.message, said));
         }
         let ready = condition::find(&said.conditions, ConditionType::Ready);
@@ -241,7 +242,7 @@ impl PoolOnNode {
 
     /// Returns the highest severity of its problems.
     pub fn worst(&self) -> Option<PoolSeverity> {
-        self.problems.iter().map(|problem| problem.severity).max()
+        Problem::worst(&self.problems).map(|problem| problem.severity)
     }
 }
 

@@ -114,6 +114,7 @@ pub async fn run(
     let disk = Disk::of(&found, pool, node)?;
     let mut cluster = Cluster::with_users(connection).await?;
     cluster.require_all_data()?;
+    cluster.read_replicas(connection).await?;
     let snapshots = VolumeSnapshots::read(connection, &mut cluster.unread).await?;
     crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, Some(pool));

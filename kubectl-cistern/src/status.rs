@@ -88,7 +88,8 @@ impl NodeView {
 impl Status {
     /// Builds the summary of a cluster.
     pub fn of(cluster: &Cluster, now: DateTime<Utc>) -> Self {
-        let mut nodes: Vec<NodeView> = cluster.nodes.iter().map(NodeView::of).collect();
+        let nodes = cluster.nodes.iter().filter(|node| node.has_pools());
+        let mut nodes: Vec<NodeView> = nodes.map(NodeView::of).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
             pools: Pools::of(cluster, &Selection::default(), None).items,
@@ -301,8 +302,10 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::testing::{at, cluster};
+    use crate::testing::{at, cluster, object};
 
     #[test]
     fn the_summary_shows_pools_nodes_and_issues() {
@@ -336,6 +339,16 @@ Problems (4):
         assert!(text.lines().all(|line| line.chars().count() <= 100));
         let wide = Status::of(&cluster(), at(600)).text(true, Paint::plain());
         assert!(wide.contains("2Gi    2.5Gi\n"), "{wide}");
+    }
+
+    #[test]
+    fn a_node_without_pools_is_not_listed() {
+        let mut cluster = cluster();
+        let bare = json!({"metadata": {"name": "bare"}, "spec": {"topology": {}}});
+        cluster.nodes.push(object(bare));
+        let status = Status::of(&cluster, at(600));
+        assert!(status.nodes.iter().all(|node| node.name != "bare"));
+        assert_eq!(status.nodes.len(), 2);
     }
 
     #[test]

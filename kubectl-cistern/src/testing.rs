@@ -99,6 +99,7 @@ pub(crate) fn cluster() -> Cluster {
         groups: Vec::new(),
         moves: Vec::new(),
         transfers: Vec::new(),
+        replicas: Vec::new(),
         unread: Vec::new(),
         unreadable: UnreadableObjects::default(),
     }
@@ -176,6 +177,16 @@ fn claim(name: &str, phase: &str) -> k8s_openapi::api::core::v1::PersistentVolum
     object(json!({
         "metadata": {"name": name, "namespace": "shop", "creationTimestamp": "1970-01-01T00:00:00Z"},
         "spec": {"storageClassName": "cistern"}, "status": {"phase": phase},
+    }))
+}
+
+/// Returns the complete copy of a volume on worker-2, for an epoch.
+pub(crate) fn complete_copy(volume: &str, epoch: u32) -> cistern_crds::PoolReplica {
+    object(json!({
+        "metadata": {"name": format!("{volume}.{epoch}")},
+        "spec": {"volumeName": volume, "image": "image-1", "nodeName": "worker-2", "poolName": "fast",
+            "epoch": epoch, "purpose": "Incoming", "moveUID": "m", "size": "2Gi", "provisioning": "Thin"},
+        "status": {"reserved": "2Gi", "complete": true},
     }))
 }
 

@@ -5,7 +5,9 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     AccessType, Bytes, ConditionStatus, ConditionType, ContentSource, FilesystemType,
-    HasImage as _, IoLimits, PoolVolume, Provisioning, condition, health::VolumeProblem, time,
+    HasImage as _, IoLimits, PoolVolume, Provisioning, condition,
+    health::{Problem, VolumeProblem},
+    time,
     volume::ClaimReference,
 };
 use kube::ResourceExt as _;
@@ -202,10 +204,11 @@ fn state(volume: &PoolVolume) -> String {
     if volume.spec.deletion_requested {
         return "Deleting".to_owned();
     }
-    let problems = volume.status.iter().flat_map(|status| &status.problems);
+    let status = volume.status.as_ref();
+    let problems: &[VolumeProblem] = status.map_or(&[], |status| &status.problems);
     let ready = condition::find(volume.conditions(), ConditionType::Ready);
-    match (problems.map(|problem| problem.severity).max(), ready) {
-        (Some(worst), _) => format!("{worst:?}"),
+    match (Problem::worst(problems), ready) {
+        (Some(worst), _) => format!("{:?}", worst.severity),
         (None, _) if volume.checking().is_some() => "Checking".to_owned(),
         (None, Some(ready)) if ready.status == ConditionStatus::True.as_str() => "Ready".to_owned(),
         (None, Some(ready)) => ready.reason.clone(),

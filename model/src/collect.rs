@@ -64,7 +64,8 @@ impl Protocol {
         match replica.purpose {
             Purpose::Standby => volume.epoch >= epoch && volume.node != node,
             Purpose::Incoming if volume.epoch >= epoch => {
-                volume.node != node || volume.epoch > epoch
+                let is_spare = !replica.complete || self.is_ready(&volume) || volume.deletion;
+                (volume.node != node || volume.epoch > epoch) && is_spare
             }
             Purpose::Incoming => volume.target.is_none() && self.is_cancelled(state, replica.uid),
             Purpose::Retained => {

@@ -4,7 +4,7 @@ use crate::{
     agent::AgentStep,
     guard::Guard,
     protocol::Protocol,
-    state::{Epoch, Fence, Image, Node, Purpose, Replica, State},
+    state::{Epoch, Fence, Image, Node, Purpose, Replica, State, Volume},
 };
 
 impl Protocol {
@@ -41,7 +41,9 @@ impl Protocol {
             }
             AgentStep::RemoveCopy(_) if replica.deletion && image.is_some() => {
                 let is_attached = state.machines.of(node).staged == Some(epoch);
-                if is_attached && self.holds(Guard::RemoveNeedsNothingAttached) {
+                if is_attached && self.holds(Guard::RemoveNeedsNothingAttached)
+                    || !self.is_unneeded(state, node, &replica)
+                {
                     return None;
                 }
                 state.put_image(node, epoch, None);
@@ -64,6 +66,20 @@ impl Protocol {
             }
             _ => None,
         }
+    }
+
+    /// Whether the API server says that the volume does not need the copy: its node has reported it in its present epoch, or it is to
+    /// be deleted on another node.
+    fn is_unneeded(&self, state: &State, node: Node, replica: &Replica) -> bool {
+        let is_copy = replica.purpose == Purpose::Incoming;
+        if !is_copy || !self.holds(Guard::UndoneCopyNeedsReady) {
+            return true;
+        }
+        let is_spare = |volume: Volume| {
+            let is_reported = volume.status.epoch == volume.epoch;
+            is_reported || volume.deletion && volume.node != node
+        };
+        state.machines.of(node).is_connected() && state.volume.is_none_or(is_spare)
     }
 
     /// One pass from the other node. The last one is served of a closed image.

@@ -17,6 +17,8 @@ pub enum Guard {
     HandOverNeedsReady,
     /// The operator gives up what the source keeps only once the target is ready and the PersistentVolume has followed.
     ReleaseNeedsReady,
+    /// The complete copy of a move that was undone is removed only once the source has reported the volume again.
+    UndoneCopyNeedsReady,
     /// A replica that hands its image over to the volume is removed without its image.
     HandOverKeepsTheImage,
     /// A move that is given up before its declaration is cancelled by a write to the volume, before its replicas go.
@@ -77,7 +79,7 @@ pub enum Guard {
 
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::CommitNeedsTheFence,
         Self::UndoRaisesTheEpoch,
         Self::CommitNeedsTheCopy,
@@ -85,6 +87,7 @@ impl Guard {
         Self::DeclareNeedsRoom,
         Self::HandOverNeedsReady,
         Self::ReleaseNeedsReady,
+        Self::UndoneCopyNeedsReady,
         Self::HandOverKeepsTheImage,
         Self::CancelIsWrittenFirst,
         Self::DeletionUndoesTheMove,

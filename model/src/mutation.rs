@@ -133,6 +133,7 @@ const fn failure(guard: Guard) -> (Scenario, Name) {
         Guard::DeclareNeedsRoom => (Scenario::TWICE, Name::End),
         Guard::HandOverNeedsReady => (Scenario::TWICE, Name::Reserved),
         Guard::ReleaseNeedsReady => (Scenario::TWICE, Name::Kept),
+        Guard::UndoneCopyNeedsReady => (Scenario::UNUSED, Name::Spared),
         Guard::HandOverKeepsTheImage => (Scenario::TWICE, Name::Ready),
         Guard::CancelIsWrittenFirst => (Scenario::TWO_OPERATORS, Name::Reserved),
         Guard::DeletionUndoesTheMove => (Scenario::DELETED, Name::End),

@@ -154,7 +154,7 @@ impl Protocol {
             if is_closing && state.pod.as_ref().is_some_and(is_evictable) {
                 all.push(Decision::Evict);
             }
-            if is_given_up {
+            if is_given_up && !self.is_rescued(state, movement, &volume) {
                 all.push(Decision::Undo(Change::undo(&movement.plan)));
             } else if self.may_commit(state, movement) {
                 all.push(Decision::Commit(Change::commit(&movement.plan)));
@@ -178,6 +178,19 @@ impl Protocol {
             Kind::Promotion => false,
         };
         movement.undo || is_deleted || is_target_lost
+    }
+
+    /// Whether a move that is given up is committed nevertheless: the source has closed its image and lost it, and the copy is
+    /// complete.
+    fn is_rescued(&self, state: &State, movement: &Movement, volume: &Volume) -> bool {
+        let plan = &movement.plan;
+        let is_lost = state.disk(plan.from).is_none() && state.disk(plan.to()).is_some();
+        let status = &volume.status;
+        let is_closed = status.epoch == volume.epoch
+            && status.fence == Fence::Closed
+            && status.fence_for == plan.uid;
+        let is_at_risk = plan.kind == Kind::Move && is_lost && is_closed && !volume.deletion;
+        is_at_risk && self.may_commit(state, movement)
     }
 
     fn disk_is_at(&self, state: &State, node: Node) -> bool {

@@ -7,7 +7,7 @@ use crate::{
     guard::Guard,
     protocol::Protocol,
     scenario::Scenario,
-    state::{Disk, Epoch, Image, Kind, Kubelet, Node, Purpose, Replica, State},
+    state::{Disk, Epoch, Image, Kind, Kubelet, Node, Purpose, Replica, State, Volume},
 };
 
 /// A property.
@@ -29,6 +29,8 @@ pub enum Name {
     Reserved,
     /// The source keeps its image until the target is ready.
     Kept,
+    /// The copy stays until the source is ready again.
+    Spared,
     /// No image is removed while it is attached.
     Attached,
     /// There is always an end.
@@ -37,7 +39,7 @@ pub enum Name {
 
 impl Name {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::OneNode,
         Self::ItsNode,
         Self::Complete,
@@ -46,6 +48,7 @@ impl Name {
         Self::PersistentVolume,
         Self::Reserved,
         Self::Kept,
+        Self::Spared,
         Self::Attached,
         Self::End,
     ];
@@ -61,6 +64,7 @@ impl Name {
             Self::PersistentVolume => "the PersistentVolume exists while a pod runs",
             Self::Reserved => "the ledger counts every image exactly once",
             Self::Kept => "the source keeps its image until the target is ready",
+            Self::Spared => "a complete copy stays until the source is ready after an undo",
             Self::Attached => "an image that is attached exists",
             Self::End => "from everywhere an end is reached once nothing breaks any more",
         }
@@ -76,6 +80,7 @@ impl Name {
             Self::PersistentVolume => persistent_volume,
             Self::Reserved => reserved,
             Self::Kept => kept,
+            Self::Spared => spared,
             Self::Attached => attached,
             Self::End => ending::is_possible,
         }
@@ -131,7 +136,7 @@ fn complete(_: &Protocol, state: &State) -> bool {
 }
 
 fn ready(_: &Protocol, state: &State) -> bool {
-    let is_meant = |it: &crate::state::Volume| it.is_ready() && !it.status.deletion_committed;
+    let is_meant = |it: &Volume| it.is_ready() && !it.status.deletion_committed;
     let Some(volume) = state.volume.filter(is_meant) else {
         return true;
     };
@@ -195,6 +200,19 @@ fn kept(_: &Protocol, state: &State) -> bool {
     Node::ALL
         .into_iter()
         .any(|home| has_it(state.disks.of(home)))
+}
+
+/// The source may not be able to open the image again that it has closed.
+fn spared(_: &Protocol, state: &State) -> bool {
+    let is_meant = |volume: &Volume| volume.status.epoch != volume.epoch && !volume.deletion;
+    let Some(volume) = state.volume.filter(is_meant) else {
+        return true;
+    };
+    let target = volume.node.other();
+    let copy = state.replicas.of(target).at(volume.epoch);
+    let is_whole = |it: Replica| it.purpose == Purpose::Incoming && it.complete;
+    let images = state.disks.of(target).images;
+    !copy.is_some_and(is_whole) || images.at(volume.epoch).is_some()
 }
 
 fn attached(_: &Protocol, state: &State) -> bool {

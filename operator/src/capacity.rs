@@ -9,7 +9,11 @@ pub(crate) mod object;
 
 use std::time::Duration;
 
-use cistern_crds::{Bytes, NodePoolStatus, Parameters, StorageNode, names};
+use cistern_crds::{
+    Bytes, NodePoolStatus, Parameters,
+    availability::{Needs, takes},
+    names,
+};
 use k8s_openapi::{
     api::storage::v1::{CSIStorageCapacity, StorageClass},
     apimachinery::pkg::apis::meta::v1::LabelSelector,
@@ -19,7 +23,6 @@ use serde_json::json;
 
 use crate::{
     Context,
-    availability::pool_for_new_volumes,
     capacity::object::{Published, Write},
     change::Change,
     cluster_state::ClusterState,
@@ -177,27 +180,21 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
 fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Published> {
     let class = cluster.class(&slot.class)?;
     let node = cluster.node_of_segment(&slot.segment)?;
-    let registered = cluster.csi_node(&node).is_some_and(|csi_node| {
-        csi_node
-            .spec
-            .drivers
-            .iter()
-            .any(|d| d.name == names::DRIVER)
-    });
-    if !registered && !exists {
+    let csi_node = cluster.csi_node(&node);
+    let is_registered = csi_node.is_some_and(|csi_node| registration::is_registered(&csi_node));
+    if !is_registered && !exists {
         return None;
     }
     let guard = cluster.storage_node(&node);
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
     let of_class = |parameters: Parameters| {
         let registration = registration::observe(cluster, &node);
-        let encrypts = |node: &StorageNode| node.encrypts(parameters.encryption).is_ok();
-        let able = storage_node.filter(|node| encrypts(node));
-        let kind = parameters.attributes.provisioning;
-        let offered = |pool| {
-            let able = able.filter(|node| node.holds(pool, kind).is_ok());
-            pool_for_new_volumes(pool, able, &registration).ok()
+        let needs = Needs {
+            provisioning: parameters.attributes.provisioning,
+            encryption: parameters.encryption,
+            is_copy: false,
         };
+        let offered = |pool| takes(pool, storage_node, needs, &registration.parts()).ok();
         numbers(parameters.pools.iter().filter_map(offered), &parameters)
     };
     let (capacity, maximum) = parameters(&class).map(of_class).unwrap_or_default();
@@ -288,7 +285,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
     use super::*;
-    use crate::testing::storage_node;
+    use crate::testing::{self, put, storage_node};
 
     fn slot() -> Slot {
         Slot {
@@ -315,6 +312,28 @@ mod tests {
             ..slot()
         };
         assert_ne!(other.object_name(), slot().object_name());
+    }
+
+    #[test]
+    fn a_node_whose_driver_lacks_the_topology_key_gets_no_object() {
+        let cluster = ClusterState::unwatched();
+        let class = json!({
+            "metadata": {"name": "fast"}, "provisioner": names::DRIVER, "parameters": {"pool": "fast"},
+        });
+        let class = serde_json::from_value(class).unwrap();
+        put(&cluster.classes, "fast", class);
+        put(&cluster.nodes, "w1", testing::node("w1", &[]));
+        let is_wanted = |keys: &[&str]| {
+            let csi_node = json!({
+                "metadata": {"name": "w1"},
+                "spec": {"drivers": [{"name": names::DRIVER, "nodeID": "w1", "topologyKeys": keys}]},
+            });
+            let csi_node = serde_json::from_value(csi_node).unwrap();
+            put(&cluster.csi_nodes, "w1", csi_node);
+            desired(&cluster, &slot(), false).is_some()
+        };
+        assert!(!is_wanted(&["kubernetes.io/hostname"]));
+        assert!(is_wanted(&[names::TOPOLOGY_KEY]));
     }
 
     #[test]

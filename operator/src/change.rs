@@ -22,6 +22,8 @@ pub enum Change {
     },
     /// A PoolSnapshot.
     Snapshot {
+        /// Name of the object.
+        name: String,
         /// The StoragePool that it is in.
         pool: String,
         /// The node that holds it.

@@ -12,6 +12,7 @@
 mod history;
 mod problem;
 mod rooms;
+mod schedule;
 
 use std::time::Duration;
 
@@ -89,28 +90,13 @@ async fn reconcile(
     rooms: &Rooms,
     subject: &Subject,
 ) -> Result<Next, events::Error> {
-    let cluster = &context.cluster;
-    let found = match subject {
-        Subject::Class(name) => cluster
-            .class(name)
-            .map(|class| (class.object_ref(&()), class_problem(cluster, &class))),
-        Subject::Claim { namespace, name } => cluster
-            .claims
-            .get(&identity::key(Some(namespace), name))
-            .map(|claim| (claim.object_ref(&()), claim_problem(cluster, rooms, &claim))),
-        Subject::Volume(name) => cluster
-            .volumes
-            .get(name)
-            .and_then(|volume| volume_problem(volume.report.as_ref()?))
-            .map(|(claim, problem)| (claim, Some(problem))),
-    };
-    let Some((regarding, problem)) = found else {
+    let Some(Observed { uid, problem }) = observe(&context.cluster, rooms, subject) else {
         history.forget(subject);
         return Ok(Next::OnChange);
     };
-    let uid = regarding.uid.as_deref();
-    let turn = history.consider(subject, uid, problem.as_ref(), Instant::now());
-    let problem = match (turn, problem) {
+    let present = problem.as_ref().map(|(_, problem)| problem);
+    let turn = history.consider(subject, uid.as_deref(), present, Instant::now());
+    let (regarding, problem) = match (turn, problem) {
         (PublishDecision::Publish, Some(problem)) => problem,
         (PublishDecision::Wait(rest), _) => return Ok(Next::After(rest)),
         (PublishDecision::Publish | PublishDecision::Skip, _) => return Ok(Next::OnChange),
@@ -119,6 +105,38 @@ async fn reconcile(
     publish_or_update(context, &regarding, &problem.event(), count).await?;
     history.mark(subject, problem, Instant::now());
     Ok(Next::After(REPEAT))
+}
+
+/// A subject that exists.
+#[derive(Debug)]
+struct Observed {
+    /// UID of its object.
+    uid: Option<String>,
+    /// Its problem, and the object that an event about it regards.
+    problem: Option<(ObjectReference, Problem)>,
+}
+
+/// Reads a subject from the caches. None if it is gone or no longer waits.
+fn observe(cluster: &ClusterState, rooms: &Rooms, subject: &Subject) -> Option<Observed> {
+    let (uid, problem) = match subject {
+        Subject::Class(name) => {
+            let class = cluster.class(name)?;
+            let problem = class_problem(cluster, &class);
+            (class.uid(), problem.map(|it| (class.object_ref(&()), it)))
+        }
+        Subject::Claim { namespace, name } => {
+            let key = identity::key(Some(namespace), name);
+            let claim = cluster.claims.get(&key)?;
+            let problem = claim_problem(cluster, rooms, &claim);
+            (claim.uid(), problem.map(|it| (claim.object_ref(&()), it)))
+        }
+        Subject::Volume(name) => {
+            let volume = cluster.volumes.get(name)?;
+            let problem = volume.report.as_deref().and_then(volume_problem);
+            (Some(volume.uid.to_string()), problem)
+        }
+    };
+    Some(Observed { uid, problem })
 }
 
 /// The subjects that a change concerns. Marks the rooms that it makes out of date.
@@ -348,6 +366,22 @@ mod tests {
             "metadata": {"name": "gold"}, "provisioner": names::DRIVER, "parameters": parameters,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn the_history_of_a_volume_is_kept_while_it_has_no_problem_and_until_it_is_gone() {
+        let cluster = ClusterState::unwatched();
+        let subject = Subject::Volume("pvc-1".to_owned());
+        let observe = || observe(&cluster, &Rooms::default(), &subject);
+        assert!(observe().is_none());
+        let stored = StoredVolume {
+            uid: "uid-1".into(),
+            ..StoredVolume::default()
+        };
+        put(&cluster.volumes, "pvc-1", stored);
+        let found = observe().unwrap();
+        assert_eq!(found.uid.as_deref(), Some("uid-1"));
+        assert!(found.problem.is_none());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     cache::{Cache, Difference},
     change::Change,
     contents::{Contents, Count},
-    indexes::{AgentIndex, ContentsIndex, LongNames},
+    indexes::{AgentIndex, AwaitedCopies, ContentsIndex, LongNames},
     kinds::{WatchedKind, kubernetes::VolumeSnapshotContent},
     stored::{PartOfMove, StoredSnapshot, StoredVolume},
     watch::{Shared, watch},
@@ -77,6 +77,7 @@ pub struct ClusterState {
 #[derive(Debug, Default)]
 struct Indexes {
     contents: ContentsIndex,
+    awaited: AwaitedCopies,
     agents: AgentIndex,
     long_names: LongNames,
 }
@@ -105,6 +106,7 @@ impl ClusterState {
             storage_nodes: watches.add::<DeserializeGuard<StorageNode>>(),
             volumes: watches.add_indexed::<DeserializeGuard<PoolVolume>>(move |difference| {
                 volumes.contents.apply(Count::VOLUME, difference);
+                volumes.awaited.apply(difference);
             }),
             snapshots: watches.add_indexed::<DeserializeGuard<PoolSnapshot>>(move |difference| {
                 snapshots.contents.apply(Count::SNAPSHOT, difference);
@@ -247,6 +249,11 @@ impl ClusterState {
     /// The volumes and snapshots of a pool that are thick. Unreadable objects count as thick.
     pub fn thick_in(&self, pool: &str) -> Count {
         self.indexes.contents.thick_in(pool)
+    }
+
+    /// Names of the volumes that wait for the copy of a snapshot of another node.
+    pub fn awaiting(&self, snapshot: &str) -> Vec<String> {
+        self.indexes.awaited.of(snapshot)
     }
 
     /// Names of all Nodes, CSINodes and StorageNodes, which include Nodes that are gone.

@@ -18,11 +18,11 @@ pub struct Config {
     #[arg(long, env = "POD_NAME", default_value = "cistern-operator")]
     pub pod_name: String,
 
-    /// Address of /healthz, /readyz and /metrics; port 0 takes any
+    /// Address of /healthz, /readyz and /metrics; `[::]` is IPv4, too, and port 0 takes any
     #[arg(
         long,
         env = "HTTP_ADDRESS",
-        default_value = "0.0.0.0:9808",
+        default_value = "[::]:9808",
         value_name = "ADDRESS:PORT"
     )]
     pub http: SocketAddr,

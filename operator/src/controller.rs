@@ -115,7 +115,7 @@ where
 {
     let error: &(dyn Error + 'static) = match result {
         Ok(Ok(next)) => {
-            count(ReconcileOutcome::Done);
+            count(ReconcileOutcome::done);
             retries.forget(key);
             return match next {
                 Next::OnChange => None,
@@ -127,10 +127,10 @@ where
     };
     let wait = retries.failed(key.clone());
     if rejection(error) == Some(Rejection::Conflict) {
-        count(ReconcileOutcome::Conflict);
+        count(ReconcileOutcome::conflict);
         tracing::debug!(controller = name, ?key, error = %Chain(error), "reconcile used a stale object, it is tried again");
     } else {
-        count(ReconcileOutcome::Failed);
+        count(ReconcileOutcome::failed);
         tracing::warn!(controller = name, ?key, retry_in = ?wait, error = %Chain(error), "reconcile failed");
     }
     Some(wait)

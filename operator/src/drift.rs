@@ -12,6 +12,7 @@ use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
     EventReason, NodePoolStatus, StorageNode,
     drift::{Drift, Orphan},
+    enumeration::and_more,
 };
 use kube::{Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
@@ -100,7 +101,7 @@ fn pending_events(node: &StorageNode, now: DateTime<Utc>) -> Vec<PendingEvent> {
     }
     let findings = kinds.into_iter().filter_map(|(kind, findings)| {
         let newest = findings.iter().max_by_key(|finding| finding.since)?;
-        let more = more(findings.len(), 1);
+        let more = and_more(findings.len().saturating_sub(1));
         let Drift {
             object,
             message,
@@ -151,8 +152,8 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let (named, name) = (some(&orphans, 0), &pool.name);
     let text = format!(
         "in pool {name} on node {node} there are images of volumes and snapshots of other nodes: \
-         {named}: they are kept, and nothing can use them here; give the node its old name, or move \
-         the disk back to its node"
+         {named}: they are kept, and nothing can use them here; if the disk has moved, follow \
+         \"A disk moves to another machine\" in docs/recovery.md"
     );
     let what = format!("{name} of others");
     Some(of(
@@ -170,7 +171,7 @@ fn some(orphans: &[&Orphan], unlisted: u32) -> String {
     let named: Vec<String> = orphans.iter().take(NAMED).map(|it| describe(it)).collect();
     let unlisted = usize::try_from(unlisted).unwrap_or(usize::MAX);
     let count = orphans.len().saturating_add(unlisted);
-    named.join(", ") + &more(count, named.len())
+    named.join(", ") + &and_more(count.saturating_sub(named.len()))
 }
 
 fn describe(orphan: &Orphan) -> String {
@@ -182,13 +183,6 @@ fn describe(orphan: &Orphan) -> String {
             identity.kind, identity.name
         ),
         (None, _) => format!("file {image}, which does not identify its volume,"),
-    }
-}
-
-fn more(count: usize, named: usize) -> String {
-    match count.saturating_sub(named) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
     }
 }
 
@@ -314,5 +308,7 @@ mod tests {
         let named = "image uid-1 of Volume pvc-1, which belongs to node node-0:";
         assert!(notes[1].contains(named), "{notes:?}");
         assert!(!notes[1].contains("reclaim"), "{notes:?}");
+        let advice = "follow \"A disk moves to another machine\" in docs/recovery.md";
+        assert!(notes[1].contains(advice), "{notes:?}");
     }
 }

@@ -220,9 +220,11 @@ fn work(volume: &PoolVolume) -> impl Iterator<Item = HealthIssue> {
     })
 }
 
-/// The issue of a node whose agent is silent, from the conditions of its StorageNode.
+/// The issue of a node with pools whose agent is silent, from the conditions of its StorageNode. Nothing
+/// depends on the agent of another node.
 fn silence(node: &StorageNode) -> Option<HealthIssue> {
-    let (_, healthy) = node.status.as_ref()?.silence()?;
+    let status = node.status.as_ref().filter(|_| node.has_pools())?;
+    let (_, healthy) = status.unknown_state()?;
     let kind = IssueKind::AgentSilent;
     Some(HealthIssue {
         kind,
@@ -298,5 +300,33 @@ impl Subject {
             Self::Volume(_) => false,
             Self::Pool { node, .. } | Self::Agent(node) => node == name,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{
+        ConditionStatus, ConditionType, Reason,
+        condition::{self, ConditionUpdate},
+    };
+
+    use super::*;
+    use crate::testing::{moment, storage_node};
+
+    #[test]
+    fn a_silent_agent_is_an_issue_only_of_a_node_with_pools() {
+        let unknown = ConditionUpdate::new(
+            ConditionType::Healthy,
+            ConditionStatus::Unknown,
+            Reason::AgentMissing,
+            "no pod of the node plugin is on w1",
+        );
+        let is_issue = |mut node: StorageNode| {
+            let status = node.status.as_mut().unwrap();
+            condition::set(&mut status.conditions, &unknown, None, moment());
+            silence(&node).is_some()
+        };
+        assert!(is_issue(storage_node("w1").carrying("fast").build()));
+        assert!(!is_issue(storage_node("w1").build()));
     }
 }

@@ -4,7 +4,7 @@
 //! *Invariant:* an index holds nothing that its cache does not hold.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use crate::{
     cache::Difference,
     contents::{Contents, Count},
-    stored::{Location, Stored},
+    stored::{Location, Stored, StoredVolume},
 };
 
 /// Volumes and snapshots by node and pool.
@@ -104,6 +104,42 @@ fn change_in(places: &mut BTreeMap<String, Count>, place: &str, change: &impl Fn
     }
 }
 
+/// The volumes that wait for the copy of a snapshot of another node, by the name of the snapshot.
+#[derive(Debug, Default)]
+pub struct AwaitedCopies(RwLock<HashMap<Box<str>, BTreeSet<Box<str>>>>);
+
+impl AwaitedCopies {
+    /// Names of the volumes that wait for a copy of this snapshot.
+    pub fn of(&self, snapshot: &str) -> Vec<String> {
+        let awaited = self.0.read();
+        let volumes = awaited.get(snapshot).into_iter().flatten();
+        volumes.map(ToString::to_string).collect()
+    }
+
+    /// Applies a difference of the volumes.
+    pub fn apply(&self, difference: &Difference<StoredVolume>) {
+        let snapshot = |volume: &Arc<StoredVolume>| Some(volume.awaits.as_ref()?.snapshot.clone());
+        let before = difference.before().and_then(snapshot);
+        let now = difference.now().and_then(snapshot);
+        if before == now {
+            return;
+        }
+        let mut awaited = self.0.write();
+        if let Some(before) = before
+            && let Some(volumes) = awaited.get_mut(&before)
+        {
+            volumes.remove(&difference.key);
+            if volumes.is_empty() {
+                awaited.remove(&before);
+            }
+        }
+        if let Some(now) = now {
+            let volumes = awaited.entry(now).or_default();
+            volumes.insert(difference.key.clone());
+        }
+    }
+}
+
 /// The pods of the node plugin, by node.
 #[derive(Debug, Default)]
 pub struct AgentIndex(RwLock<HashMap<String, Vec<Arc<Pod>>>>);
@@ -166,7 +202,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{cache::Replaced, testing};
+    use crate::{cache::Replaced, stored::AwaitedCopy, testing};
 
     fn stored(node: &str, pool: &str, thick: bool) -> Arc<Stored<()>> {
         Arc::new(Stored {
@@ -227,6 +263,40 @@ mod tests {
         );
         assert!(index.on("w2").is_empty());
         assert_eq!(index.thick_in("slow"), Count::default());
+    }
+
+    #[test]
+    fn a_volume_is_found_by_the_snapshot_that_it_waits_for_and_by_no_other() {
+        let volume = |snapshot: Option<&str>| {
+            let awaits = snapshot.map(|snapshot| AwaitedCopy {
+                snapshot: snapshot.into(),
+                image: "uid-1".into(),
+            });
+            Arc::new(StoredVolume {
+                awaits: awaits.map(Box::new),
+                ..StoredVolume::default()
+            })
+        };
+        let [waiting, other, made] = [Some("snap-1"), Some("snap-2"), None].map(volume);
+        let index = AwaitedCopies::default();
+        let apply = |key: &str, before: Option<&Arc<StoredVolume>>, now| {
+            let key = key.into();
+            index.apply(&Difference {
+                key,
+                ..difference(before, now)
+            });
+        };
+        apply("a", None, Some(&waiting));
+        apply("b", None, Some(&waiting));
+        apply("c", None, Some(&made));
+        assert_eq!(index.of("snap-1"), ["a", "b"]);
+        assert!(index.of("snap-2").is_empty(), "nothing waits for it");
+        apply("a", Some(&waiting), Some(&other));
+        apply("b", Some(&waiting), Some(&made));
+        assert!(index.of("snap-1").is_empty());
+        assert_eq!(index.of("snap-2"), ["a"]);
+        apply("a", Some(&other), None);
+        assert!(index.of("snap-2").is_empty());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Watched kinds: the cached part of each object, and the change that a difference causes.
+//! Watched kinds: the cached part of each object, and the changes that a difference causes.
 //!
 //! *Invariant:* every field that a controller reads is kept; other fields take no memory.
 
@@ -31,6 +31,6 @@ pub trait WatchedKind:
     /// counts as deleted.
     fn entry(self) -> Option<Self::Entry>;
 
-    /// The change that a difference causes.
-    fn change(difference: &Difference<Self::Entry>) -> Change;
+    /// The changes that a difference causes.
+    fn changes(difference: &Difference<Self::Entry>) -> Vec<Change>;
 }

@@ -6,7 +6,6 @@
 //!
 //! *Invariant:* nothing here touches a node, and nothing is kept on disk.
 
-pub mod availability;
 pub mod by_node;
 pub mod cache;
 pub mod capacity;

@@ -1,11 +1,11 @@
 //! Starts the operator.
 
-use std::{error::Error, io, process::ExitCode, sync::Arc};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use cistern_client::{
     Chain, http,
     http::Readiness,
-    logging,
+    listen, logging,
     metrics::{self, Requests},
     shutdown,
 };
@@ -13,7 +13,6 @@ use cistern_operator::{Operator, Stop, config::Config};
 use clap::Parser as _;
 use futures::FutureExt as _;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 
 // Two threads, so that a probe is answered while a large list is read.
 #[tokio::main(worker_threads = 2)]
@@ -33,7 +32,7 @@ async fn start(config: Config) -> Result<(), Box<dyn Error>> {
     let mut registry = Registry::default();
     metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
     let client = Requests::new(&mut registry).connect().await?;
-    let listener = bind(&config).await?;
+    let listener = listen(config.http)?;
     let readiness = Readiness::default();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -47,14 +46,7 @@ async fn start(config: Config) -> Result<(), Box<dyn Error>> {
         http::routes(readiness, Arc::new(registry)),
         stop.clone(),
     );
-    let ((), result) = tokio::join!(operator.run(stop), server);
+    tokio::join!(operator.run(stop), server);
     tracing::info!("the operator has stopped");
-    Ok(result?)
-}
-
-async fn bind(config: &Config) -> io::Result<TcpListener> {
-    let address = config.http;
-    TcpListener::bind(address).await.map_err(|error| {
-        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
-    })
+    Ok(())
 }

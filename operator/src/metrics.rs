@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use chrono::Utc;
 use cistern_client::metrics::Gauges;
-use cistern_crds::{ConditionType, Reason, VolumeMove, condition};
+use cistern_crds::{ConditionType, Reason, StorageNode, VolumeMove, condition};
 use kube::ResourceExt as _;
 use prometheus_client::{
     collector::Collector,
@@ -33,13 +33,14 @@ pub struct Metrics {
 
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[expect(non_camel_case_types, reason = "the names are the values of a label")]
 pub enum ReconcileOutcome {
     /// The object matches its desired state, or is reconciled again later.
-    Done,
+    done,
     /// Another writer changed the object; the reconcile is repeated with the new version.
-    Conflict,
+    conflict,
     /// It failed and is tried again.
-    Failed,
+    failed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -160,9 +161,7 @@ impl ClusterCollector {
     fn write_standby(&self, gauges: &mut Gauges<'_>, leads: bool) -> fmt::Result {
         let mut copies = self.cluster.moves.all();
         // What was promoted is the volume, and no copy any more.
-        let is_promoted =
-            |it: &VolumeMove| it.status.as_ref().is_some_and(|it| it.promoted.is_some());
-        copies.retain(|it| leads && it.standby_interval().is_some() && !is_promoted(it));
+        copies.retain(|it| leads && it.standby_interval().is_some() && !it.is_promoted());
         let label = |it: &VolumeMove| [("volume", it.name_any())];
         let age = copies.iter().filter_map(|it| {
             let age = Utc::now() - it.copied_as_of()?;
@@ -194,7 +193,12 @@ impl Collector for ClusterCollector {
         let (present, gone): (Vec<_>, Vec<_>) = nodes
             .into_iter()
             .partition(|object| self.cluster.node(&object.name_any()).is_some());
-        let reporting = present.iter().map(|object| {
+        // Nothing depends on the agent of a node without pools.
+        let carrying = present.iter().filter(|object| {
+            let node = object.0.as_ref().ok();
+            node.is_none_or(StorageNode::has_pools)
+        });
+        let reporting = carrying.map(|object| {
             let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
             let conditions = status.map_or(&[][..], |status| &status.conditions);
             let reports = condition::holds(conditions, ConditionType::AgentReporting);
@@ -202,7 +206,7 @@ impl Collector for ClusterCollector {
         });
         gauges.write(
             "cistern_operator_agent_reporting",
-            "Whether the agent of a node is there and ready.",
+            "Whether the agent of a node with pools is there and ready.",
             reporting,
         )?;
         let left = gone.iter().map(|object| {
@@ -240,5 +244,33 @@ impl Collector for ClusterCollector {
             "Age of the most outdated published capacity; 0 if all are current.",
             leads.then(|| self.outdated.longest().as_secs_f64()),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn the_outcome_of_a_reconcile_is_a_label_in_lower_case() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::new(&mut registry);
+        for outcome in [
+            ReconcileOutcome::done,
+            ReconcileOutcome::conflict,
+            ReconcileOutcome::failed,
+        ] {
+            metrics.reconciled("pool", outcome, Duration::ZERO);
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for outcome in ["done", "conflict", "failed"] {
+            let series = format!(
+                "cistern_operator_reconciles_total{{controller=\"pool\",outcome=\"{outcome}\"}} 1"
+            );
+            assert!(text.contains(&series), "{text}");
+        }
     }
 }

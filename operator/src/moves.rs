@@ -1,9 +1,11 @@
-//! Lets the PersistentVolume of a moved volume follow: its node affinity names the new node.
+//! Runs VolumeMoves: moves, standby copies and promotions. At the end the PersistentVolume follows: its node affinity
+//! names the new node.
 //!
 //! ```text
 //! VolumeMove ─▶ the PoolVolume names the new node
 //!   ─▶ the affinity can be changed (MutablePVNodeAffinity): patched
 //!   ─▶ else: saved in the VolumeMove ─▶ Retain, annotation ─▶ deleted ─▶ finalizers removed ─▶ created again
+//!     ─▶ bound ─▶ its claim is changed, so that kube-controller-manager looks at it
 //!   ─▶ the VolumeMove is deleted
 //! ```
 //!
@@ -19,10 +21,14 @@ mod abandoned;
 mod actions;
 mod advance;
 mod decide;
+mod destination;
+mod nodes;
 mod passes;
 mod pods;
 mod relocate;
 mod removal;
+mod replacement;
+mod scheduling;
 mod snapshots;
 mod steps;
 mod target;
@@ -104,7 +110,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
         }
         Change::Move(name) => together(cluster, name),
         // Volumes follow their disk, and their moves are given up before that.
-        Change::StorageNode(node) if taken_over::is_followed(cluster, node) => {
+        Change::StorageNode(node) if taken_over::has_taken_over(cluster, node) => {
             moves.keys(|it| it.spec.takeover.is_none())
         }
         Change::Volume { name, .. }
@@ -189,6 +195,7 @@ mod tests {
             node: location().1,
         };
         let snapshot = |moves: Option<&str>| Change::Snapshot {
+            name: "snap-1".to_owned(),
             pool: location().0,
             node: location().1,
             moves: moves.map(ToOwned::to_owned),

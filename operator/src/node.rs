@@ -8,6 +8,9 @@
 //!       the agent's answer to "retiring" lacks it, and nothing kept: dropped ◀─────┘
 //! ```
 //!
+//! Each Node with an agent has a StorageNode, so that the agent can report the disks. Its first pool adds
+//! the finalizer.
+//!
 //! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume or
 //! PoolSnapshot refers to it, and the agent has observed that it is retiring: until then, the agent
 //! may be creating the pool. The API server rejects the write that drops it if the agent has
@@ -84,7 +87,7 @@ pub enum Error {
 enum StorageNodeAction {
     /// Nothing changes.
     Keep,
-    /// There is no StorageNode yet.
+    /// There is no StorageNode yet, and the node has an agent or is to carry a pool.
     Create(StorageNodeSpec),
     /// The spec or the finalizer is to change.
     Write(StorageNodeSpec),
@@ -233,10 +236,7 @@ async fn execute(
             ("create", created)
         }
         (StorageNodeAction::Write(spec), Some(seen)) => {
-            let mut finalizers = seen.finalizers().to_vec();
-            if !finalizers.iter().any(|name| name == names::FINALIZER) && !is_deleted(seen) {
-                finalizers.push(names::FINALIZER.to_owned());
-            }
+            let finalizers = finalizers(Some(seen), &spec);
             let change = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
             ("update", written.map(wrote))
@@ -276,12 +276,24 @@ fn new(name: &str, spec: StorageNodeSpec) -> StorageNode {
     StorageNode {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
-            finalizers: Some(vec![names::FINALIZER.to_owned()]),
+            finalizers: Some(finalizers(None, &spec)),
             ..ObjectMeta::default()
         },
         spec,
         status: None,
     }
+}
+
+/// The finalizers that a StorageNode is to have. One without pools needs none: nothing is lost with it.
+fn finalizers(current: Option<&StorageNode>, spec: &StorageNodeSpec) -> Vec<String> {
+    let present = current.map(kube::ResourceExt::finalizers);
+    let mut finalizers = present.unwrap_or_default().to_vec();
+    let is_held = finalizers.iter().any(|name| name == names::FINALIZER);
+    // The API server refuses to add one to an object that is being deleted.
+    if !is_held && !spec.pools.is_empty() && !current.is_some_and(is_deleted) {
+        finalizers.push(names::FINALIZER.to_owned());
+    }
+    finalizers
 }
 
 /// Computes the action for one node.
@@ -297,10 +309,11 @@ fn plan(view: &View<'_>) -> StorageNodeAction {
         pools: carried(view),
     };
     let Some(current) = view.storage_node else {
-        return if spec.pools.is_empty() {
-            StorageNodeAction::Keep
-        } else {
+        let has_agent = view.node.is_some() && view.agent;
+        return if has_agent || !spec.pools.is_empty() {
             StorageNodeAction::Create(spec)
+        } else {
+            StorageNodeAction::Keep
         };
     };
     let released = is_deleted(current) && is_given_up(view, current, &spec);
@@ -310,11 +323,7 @@ fn plan(view: &View<'_>) -> StorageNodeAction {
     if view.node.is_none() && spec.pools.is_empty() && view.kept.is_empty() {
         return StorageNodeAction::Delete;
     }
-    let held = current
-        .finalizers()
-        .iter()
-        .any(|name| name == names::FINALIZER);
-    if current.spec == spec && (held || is_deleted(current)) {
+    if current.spec == spec && current.finalizers() == finalizers(Some(current), &spec) {
         StorageNodeAction::Keep
     } else {
         StorageNodeAction::Write(spec)
@@ -324,11 +333,7 @@ fn plan(view: &View<'_>) -> StorageNodeAction {
 /// Whether the finalizer of a deleted StorageNode may be removed. If the Node is gone, the deletion
 /// gives up its disks, but no volumes or snapshots.
 fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec) -> bool {
-    let reported = current
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.pools.is_empty());
-    let empty = desired.pools.is_empty() && current.spec.pools.is_empty() && !reported;
+    let empty = desired.pools.is_empty() && !current.has_pools();
     (empty || view.node.is_none()) && view.kept.is_empty()
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The space of a thick volume is allocated in full, so an overcommitted pool holds
 //! thin volumes only. The schema cannot see volumes; so a percentage over 100 comes into force when
-//! the last thick volume, and the last snapshot of one, has left the pool.
+//! the last thick volume, and the last snapshot of one, has left the pool. A volume counts once its agent has
+//! admitted it as thick, and not when that is requested: an agent of an overcommitted pool refuses it.
 //!
 //! *Invariant:* this only limits the nodes' specs. Only the agent of a node allocates, and it uses
 //! its own ledger.

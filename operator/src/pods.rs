@@ -1,6 +1,6 @@
 //! Pods that use a claim, and the addresses of agents. Pure.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use cistern_crds::names::TRANSFER_PORT;
 use k8s_openapi::api::core::v1::Pod;
@@ -30,6 +30,12 @@ pub fn uses(pod: &Pod, claim: &str) -> bool {
         .and_then(|status| status.phase.as_deref());
     let names_it = claims(pod).any(|name| name == claim);
     names_it && !matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// All claims of the pods of one namespace that have not ended and use one of these claims.
+pub fn claims_beside(pods: &[Pod], known: &BTreeSet<String>) -> BTreeSet<String> {
+    let uses_one = |pod: &&Pod| known.iter().any(|claim| uses(pod, claim));
+    pods.iter().filter(uses_one).flat_map(claims).collect()
 }
 
 /// Address and port at which an agent sends snapshots to other nodes. None until its pod has an address, or if
@@ -71,6 +77,32 @@ mod tests {
             endpoint(&agent(json!([]), json!({"podIP": "10.0.0.7"}))),
             None
         );
+    }
+
+    #[test]
+    fn pods_link_the_claims_that_they_use_together_until_they_have_ended() {
+        let pod = |claims: [&str; 2], phase: &str| -> Pod {
+            let volumes = claims
+                .map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}));
+            serde_json::from_value(json!({
+                "metadata": {"name": "web-0"},
+                "spec": {"containers": [], "volumes": volumes},
+                "status": {"phase": phase},
+            }))
+            .unwrap()
+        };
+        let pods = [
+            pod(["v", "w"], "Running"),
+            pod(["w", "x"], "Pending"),
+            pod(["v", "y"], "Succeeded"),
+        ];
+        let names = |claims: &[&str]| -> BTreeSet<String> {
+            claims.iter().map(ToString::to_string).collect()
+        };
+        let beside = claims_beside(&pods, &names(&["v"]));
+        assert_eq!(beside, names(&["v", "w"]));
+        assert_eq!(claims_beside(&pods, &beside), names(&["v", "w", "x"]));
+        assert!(claims_beside(&pods, &names(&["y"])).is_empty());
     }
 
     #[test]

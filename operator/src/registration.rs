@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* only the caches are read.
 
-use cistern_crds::{ConditionType, Reason, condition::ConditionUpdate, names};
+use cistern_crds::{ConditionType, Reason, condition::ConditionUpdate, names, pod::is_ready};
 use k8s_openapi::api::{
     core::v1::{Node, Pod},
     storage::v1::CSINode,
@@ -20,6 +20,14 @@ pub struct Registration {
     pub agent: ConditionUpdate,
 }
 
+impl Registration {
+    /// Both conditions, for [`cistern_crds::availability`]. Those in the status of the StorageNode may be older than the
+    /// caches.
+    pub fn parts(&self) -> [&ConditionUpdate; 2] {
+        [&self.topology, &self.agent]
+    }
+}
+
 /// Reads the registration of a node from the caches.
 pub fn observe(cluster: &ClusterState, name: &str) -> Registration {
     let node = cluster.node(name);
@@ -27,6 +35,14 @@ pub fn observe(cluster: &ClusterState, name: &str) -> Registration {
         topology: topology(name, node.as_deref(), cluster.csi_node(name).as_deref()),
         agent: agent(name, cluster.agents_on(name).iter().map(AsRef::as_ref)),
     }
+}
+
+/// Whether kubelet has registered the driver on a node, with Cistern's topology key.
+pub fn is_registered(csi_node: &CSINode) -> bool {
+    csi_node.spec.drivers.iter().any(|driver| {
+        let keys = driver.topology_keys.as_deref().unwrap_or_default();
+        driver.name == names::DRIVER && keys.iter().any(|key| key == names::TOPOLOGY_KEY)
+    })
 }
 
 /// `TopologyRegistered`: CSINode lists the driver with Cistern's topology key, and the label of the
@@ -39,13 +55,7 @@ fn topology(name: &str, node: Option<&Node>, csi_node: Option<&CSINode>) -> Cond
         let message = format!("there is no Node {name}");
         return finding(false, Reason::NodeMissing, message);
     };
-    let registered = csi_node.is_some_and(|csi_node| {
-        csi_node.spec.drivers.iter().any(|driver| {
-            let keys = driver.topology_keys.as_deref().unwrap_or_default();
-            driver.name == names::DRIVER && keys.iter().any(|key| key == names::TOPOLOGY_KEY)
-        })
-    });
-    if !registered {
+    if !csi_node.is_some_and(is_registered) {
         let message = format!(
             "kubelet on {name} has not registered the driver {}: check the pod of the node plugin there",
             names::DRIVER
@@ -94,16 +104,6 @@ fn agent<'a>(name: &str, pods: impl Iterator<Item = &'a Pod>) -> ConditionUpdate
         "no pod of the node plugin runs on {name}: check the selector and the tolerations of the DaemonSet"
     );
     finding(false, Reason::AgentMissing, message)
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_deref());
-    pod.metadata.deletion_timestamp.is_none()
-        && conditions
-            .unwrap_or_default()
-            .iter()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[cfg(test)]

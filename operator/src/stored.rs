@@ -81,13 +81,10 @@ impl Entry for PartOfMove {
 impl DeclaredMove {
     fn of(volume: &PoolVolume) -> Option<Self> {
         let target = volume.spec.target.as_ref()?;
-        let status = volume.status.as_ref();
-        let status = status.filter(|status| status.epoch == volume.spec.epoch);
-        let fence = status.and_then(|it| it.fence.as_ref());
-        let fence = fence.filter(|fence| fence.move_uid == target.move_uid);
-        let fence = fence.map(|fence| fence.state);
-        let image = status.and_then(|status| status.image.as_ref());
+        let fence = volume.fence_for(&target.move_uid);
+        let image = volume.current_status();
         let image = image
+            .and_then(|status| status.image.as_ref())
             .filter(|_| fence == Some(FenceState::Closed))
             .map(|image| image.uid.as_str().into());
         Some(Self {
@@ -124,7 +121,7 @@ pub struct Location {
     pub node: Box<str>,
     /// The StoragePool that holds it.
     pub pool: Box<str>,
-    /// Whether its space is allocated in full.
+    /// Whether its space is allocated in full. A volume is thick once its agent has admitted that.
     pub thick: bool,
 }
 
@@ -163,7 +160,8 @@ impl StoredVolume {
         let Ok(volume) = object.0 else {
             return Self::default();
         };
-        let provisioning = volume.spec.attributes.provisioning;
+        let admitted = volume.status.as_ref().and_then(|status| status.attributes);
+        let provisioning = admitted.map_or(Provisioning::Thin, |it| it.provisioning);
         let stored = Self::of(&volume, provisioning);
         Self {
             awaits: volume.awaited_copy().map(AwaitedCopy::of).map(Box::new),
@@ -204,24 +202,16 @@ impl<R> Stored<R> {
             uid: object.uid().unwrap_or_default().into(),
             created: created.map(time::from_kubernetes),
             requested_name: (requested != object.name_any()).then(|| requested.into()),
-            report: None,
-            awaits: None,
-            moves: None,
-            is_awaited: false,
-            is_leaving: false,
-            of_move: None,
-            is_hidden: false,
+            ..Self::default()
         }
     }
 }
 
 /// Whether a volume has moved, and its node does not report it as ready.
 fn is_awaited(volume: &PoolVolume) -> bool {
-    let status = volume.status.as_ref();
-    let status = status.filter(|status| status.epoch == volume.spec.epoch);
     let is_ready =
         |status: &PoolVolumeStatus| condition::holds(&status.conditions, ConditionType::Ready);
-    volume.spec.epoch > 0 && !status.is_some_and(is_ready)
+    volume.spec.epoch > 0 && !volume.current_status().is_some_and(is_ready)
 }
 
 /// The reportable part of a volume: its problems, a check that is running, and the conditions of a
@@ -254,7 +244,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, FenceStatus, MoveTarget, SourceKind};
+    use cistern_crds::{Bytes, FenceStatus, MoveTarget, SourceKind, VolumeAttributes};
     use serde_json::{Value, json};
 
     use super::*;
@@ -270,7 +260,9 @@ mod tests {
                 "accessType": "Block", "accessModes": ["SingleNodeWriter"],
                 "attributes": {"provisioning": "Thick"},
             },
-            "status": {"reserved": "1Gi", "conditions": conditions},
+            "status": {
+                "reserved": "1Gi", "attributes": {"provisioning": "Thick"}, "conditions": conditions,
+            },
         }))
         .unwrap()
     }
@@ -291,6 +283,24 @@ mod tests {
         assert!(location.thick);
         assert_eq!((&*stored.uid, stored.requested_name), ("u", None));
         assert_eq!(stored.report, None);
+    }
+
+    #[test]
+    fn a_volume_is_thick_if_that_is_admitted_and_not_if_it_is_only_requested() {
+        let is_thick = |requested: Provisioning, admitted: Option<Provisioning>| {
+            let mut volume = volume(&json!([])).0.unwrap();
+            volume.spec.attributes.provisioning = requested;
+            let attributes = admitted.map(|provisioning| VolumeAttributes {
+                provisioning,
+                ..VolumeAttributes::default()
+            });
+            volume.status.as_mut().unwrap().attributes = attributes;
+            let stored = StoredVolume::of_volume(DeserializeGuard(Ok(volume)));
+            stored.location.unwrap().thick
+        };
+        assert!(!is_thick(Provisioning::Thick, Some(Provisioning::Thin)));
+        assert!(is_thick(Provisioning::Thin, Some(Provisioning::Thick)));
+        assert!(!is_thick(Provisioning::Thick, None), "a new volume");
     }
 
     #[test]

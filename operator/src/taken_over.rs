@@ -32,7 +32,7 @@ impl<'a> TakenOver<'a> {
     }
 }
 
-/// The node that has taken over the disk of a volume, and that the volume is to follow to. None if its disk is where it was.
+/// The node that has taken over the volume's disk, to which the volume must move. None if its disk is where it was.
 pub(crate) fn destination(cluster: &ClusterState, volume: &PoolVolume) -> Option<String> {
     let nodes = cluster.storage_nodes.all();
     let nodes = nodes.iter().filter_map(|guard| guard.0.as_ref().ok());
@@ -41,7 +41,7 @@ pub(crate) fn destination(cluster: &ClusterState, volume: &PoolVolume) -> Option
 }
 
 /// Whether a node has taken over a pool, whose objects may still have to follow.
-pub(crate) fn is_followed(cluster: &ClusterState, node: &str) -> bool {
+pub(crate) fn has_taken_over(cluster: &ClusterState, node: &str) -> bool {
     let found = cluster.storage_node(node);
     let found = found.as_deref().and_then(|guard| guard.0.as_ref().ok());
     found.is_some_and(|node| !taken_over(node).is_empty())
@@ -57,14 +57,12 @@ fn has_disk_of(node: &StorageNode, volume: &PoolVolume) -> bool {
 
 /// The pools that a node was granted and has taken over.
 pub(crate) fn taken_over(node: &StorageNode) -> Vec<(&NodePool, &NodePoolStatus)> {
-    let reported = node.status.iter().flat_map(|status| &status.pools);
-    let reported: Vec<&NodePoolStatus> = reported.collect();
     let each = node.spec.pools.iter().filter_map(|entry| {
         let owner = entry.take_over.as_ref()?;
-        let status = reported.iter().find(|status| status.uid == entry.uid)?;
+        let status = node.status_of(&entry.name)?;
         let is_here = status.belongs_to.is_none()
             && status.filesystem_uuid.as_ref() == Some(&owner.filesystem_uuid);
-        is_here.then_some((entry, *status))
+        is_here.then_some((entry, status))
     });
     each.collect()
 }

@@ -137,13 +137,6 @@ impl StorageNodeBuilder {
         self
     }
 
-    /// The pool takes no new volumes.
-    pub(crate) fn cordoned(mut self, pool: &str) -> Self {
-        let mut pools = self.0.spec.pools.iter_mut();
-        pools.find(|entry| entry.name == pool).unwrap().cordoned = true;
-        self
-    }
-
     /// The pool is leaving the node.
     pub(crate) fn retiring(mut self, pool: &str) -> Self {
         let mut pools = self.0.spec.pools.iter_mut();

@@ -11,6 +11,7 @@ use chrono::{DateTime, Utc};
 use cistern_client::writes::apply_status;
 use cistern_crds::{
     Condition, ConditionStatus, ConditionType, Explanation, Reason, StorageNode,
+    availability::available_pool,
     condition::{self, ConditionUpdate},
     names,
 };
@@ -19,7 +20,6 @@ use serde_json::json;
 
 use crate::{
     Context,
-    availability::available_pool,
     change::Change,
     contents::Contents,
     controller::{Controller, Next},
@@ -154,7 +154,8 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Co
     if registration.topology.reason == Reason::NodeMissing {
         return finding(false, Reason::NodeGone, left_behind(node, kept));
     }
-    for part in [&registration.topology, &registration.agent] {
+    let parts = registration.parts();
+    for part in parts {
         if part.status != ConditionStatus::True {
             return finding(false, part.reason, part.message.clone());
         }
@@ -163,7 +164,7 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Co
         .spec
         .pools
         .iter()
-        .filter_map(|pool| available_pool(&pool.name, Some(node), registration).err())
+        .filter_map(|pool| available_pool(&pool.name, Some(node), &parts).err())
         .collect();
     match refused.first() {
         None => {

@@ -57,7 +57,7 @@ impl Controller for TransfersController {
                 vec![name.clone()]
             }
             // Its snapshot may be on another node now.
-            Change::Snapshot { .. } => volumes.keys(|volume| volume.awaits.is_some()),
+            Change::Snapshot { name, .. } => context.cluster.awaiting(name),
             _ => Vec::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Controller for TransfersController {
             (_, Some(found)) => {
                 let deleted = delete_exactly(&api, &*found).await;
                 deleted.map_err(|source| failed("delete", name, source))?;
-                tracing::info!(volume = name, "the copy is no longer permitted");
+                tracing::info!(volume = name, "deleted the ImageTransfer");
             }
             (None, None) => {}
         }
@@ -185,7 +185,7 @@ async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<()
                 snapshot = snapshot_name.as_deref(),
                 from = source_node,
                 to = target_node,
-                "a copy is permitted"
+                "created the ImageTransfer"
             );
             Ok(())
         }

@@ -90,7 +90,7 @@ fn apply_event<K: WatchedKind>(
         Event::Delete(object) => Vec::from_iter(writer.replace(&identity::key_of(&object), None)),
     };
     differences.iter().for_each(index);
-    let mut changes: Vec<Change> = differences.iter().map(K::change).collect();
+    let mut changes: Vec<Change> = differences.iter().flat_map(K::changes).collect();
     // A reconcile that read a copy from before an own write has ended without a result. It is
     // repeated, also if the copies do not differ.
     if shared.own_writes.saw::<K>(&seen) && (is_complete || changes.is_empty()) {

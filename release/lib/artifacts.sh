@@ -1,5 +1,18 @@
 # shellcheck shell=bash disable=SC2154 # variables of release/make and of common.sh
-# The files of a release, and the images of the harness. Each function writes to $output. Sourced, never run.
+# The files of a release, and the images of the harness. The functions make_* write to $output. Sourced, never run.
+
+# workspace_field NAME: a field of [workspace.package] in Cargo.toml, the only place of the version.
+workspace_field() {
+  sed -n "/^\[workspace.package\]/,/^\[[^w]/s/^$1 = \"\(.*\)\".*/\1/p" "$checkout/Cargo.toml"
+}
+
+# changes_of SECTION: prints what CHANGELOG.md lists in a section.
+changes_of() {
+  awk -v heading="## [$1]" '
+    index($0, heading) == 1 { inside = 1; next }
+    /^## / || /^\[[^]]*\]: / { inside = 0 }
+    inside' "$checkout/CHANGELOG.md" | sed '/./,$!d'
+}
 
 # The image root of the harness' own builds, which need no newest packages. Sets image_root.
 image_root() {
@@ -14,7 +27,7 @@ make_image() {
     stages+=(--stage "$architecture:root=$work/$architecture/root" --stage "$architecture:builder=$work/$architecture/builder")
   done
   "$checkout/release/oci-image" --target "$1" --name "$images/$1:$version" --output "$output/cistern-$1-$version.oci.tar" \
-    --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "${stages[@]}"
+    --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE=$repository" "${stages[@]}"
 }
 
 # make_manifest FILE FOLDER...: folders of manifests/ in one file, with the images of this version. The overlay is made
@@ -28,7 +41,7 @@ make_manifest() {
     for folder in "${@:2}"; do printf -- '- %s/%s\n' "$up" "$folder"; done
     printf 'images:\n'
     for image in driver operator; do
-      printf -- '- {name: cistern/%s, newName: %s/%s, newTag: %s}\n' "$image" "$images" "$image" "$version"
+      printf -- '- {name: cistern.invalid/%s, newName: %s/%s, newTag: %s}\n' "$image" "$images" "$image" "$version"
     done
   } >"$overlay/kustomization.yaml"
   {
@@ -46,11 +59,13 @@ reproducible_archive() {
 
 # The chart in charts/ has links to the manifests. The archive has files, and the images of this version.
 make_chart() {
-  local chart=$work/chart/cistern
+  local chart=$work/chart/cistern image
   mkdir -p "$work/chart"
   cp --recursive --dereference "$checkout/charts/cistern" "$chart"
   sed -i "s|^version: .*|version: ${version#v}|; s|^appVersion: .*|appVersion: $version|" "$chart/Chart.yaml"
-  sed -i "s|repository: cistern/|repository: $images/|" "$chart/values.yaml"
+  for image in driver operator; do
+    sed -i "/^  $image:$/,/repository:/s|repository: \"\"|repository: $images/$image|" "$chart/values.yaml"
+  done
   reproducible_archive "$work/chart" --exclude-from="$chart/.helmignore" cistern >"$output/cistern-chart-$version.tgz"
 }
 
@@ -67,9 +82,7 @@ make_plugin() {
 
 # krew installs the plugin as `kubectl cistern`, from the archive whose checksum the manifest states.
 make_krew_manifest() {
-  local repository downloads architecture archive
-  repository=$(workspace_field repository)
-  downloads=${DOWNLOADS:-$repository/releases/download/$version}
+  local architecture archive
   cat <<MANIFEST >"$output/krew-cistern.yaml"
 apiVersion: krew.googlecontainertools.github.com/v1alpha2
 kind: Plugin
@@ -77,7 +90,7 @@ metadata:
   name: cistern
 spec:
   version: $version
-  homepage: $repository
+  homepage: $(workspace_field repository)
   shortDescription: Show pools, volumes and snapshots of Cistern
   description: |
     Shows the pools, volumes and snapshots of Cistern, the storage operator for the disks of a
@@ -92,7 +105,7 @@ MANIFEST
       matchLabels:
         os: linux
         arch: $architecture
-    uri: $downloads/$archive
+    uri: $repository/releases/download/$version/$archive
     sha256: $(sha256sum "$output/$archive" | cut -d ' ' -f 1)
     bin: kubectl-cistern
     files:
@@ -137,11 +150,8 @@ add_debian_packages() {
 
 # The section of CHANGELOG.md for this version.
 make_notes() {
-  awk -v heading="## [${version#v}]" '
-    index($0, heading) == 1 { inside = 1; next }
-    /^## / || /^\[[^]]*\]: / { inside = 0 }
-    inside' CHANGELOG.md | sed '/./,$!d' >"$output/release-notes.md"
-  [ -s "$output/release-notes.md" ] || fail "the section ## [${version#v}] of CHANGELOG.md is empty"
+  changes_of "$section" >"$output/release-notes.md"
+  [ -s "$output/release-notes.md" ] || [ "$section" = Unreleased ] || fail "the section ## [$section] of CHANGELOG.md is empty"
 }
 
 make_checksums() {

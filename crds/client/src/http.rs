@@ -6,7 +6,9 @@
 
 mod connections;
 
-use std::{collections::BTreeMap, future::Future, io, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
+
+pub use connections::serve;
 
 use axum::{
     Router,
@@ -17,7 +19,6 @@ use axum::{
 };
 use parking_lot::Mutex;
 use prometheus_client::{encoding::text::encode, registry::Registry};
-use tokio::net::TcpListener;
 
 /// The parts that the process still waits for, by name. It is ready when there are none.
 #[derive(Clone, Debug, Default)]
@@ -61,16 +62,6 @@ pub fn routes(readiness: Readiness, metrics: Arc<Registry>) -> Router {
         .route("/metrics", get(exposition).with_state(metrics))
 }
 
-/// Serves `router` until `shutdown`. Never fails: errors of connections are logged or ignored.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    connections::serve(listener, router, shutdown).await;
-    Ok(())
-}
-
 async fn ready(State(readiness): State<Readiness>) -> Response {
     if readiness.is_ready() {
         "ok\n".into_response()
@@ -94,7 +85,7 @@ async fn exposition(State(metrics): State<Arc<Registry>>) -> Response {
 mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpStream,
+        net::{TcpListener, TcpStream},
     };
 
     use super::*;

@@ -5,6 +5,7 @@
 
 pub mod chain;
 pub mod http;
+pub mod listen;
 pub mod logging;
 pub mod metrics;
 pub mod own_writes;
@@ -14,6 +15,7 @@ pub mod watches;
 pub mod writes;
 
 pub use chain::Chain;
+pub use listen::listen;
 pub use own_writes::OwnWrites;
 pub use retries::Retries;
 pub use writes::Rejection;

@@ -1,7 +1,7 @@
 //! Writes that are guarded by the resourceVersion that they were computed from.
 //!
 //! The API server rejects such a write if another client has changed the object since. That conflict
-//! separates concurrent writers, so a write is never forced.
+//! separates concurrent writers, so guarded writes are never forced. Only `apply_status` takes back fields of its own.
 
 use std::fmt::Debug;
 

@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
+/// [`IoLimits::MINIMUM_BYTES`], as a rule of the schema.
+const BYTES_RULE: &str = "quantity(self).compareTo(quantity('1Mi')) >= 0";
+const BYTES_MESSAGE: &str = "a limit of bytes per second is at least 1Mi";
+
 /// Limits of the I/O of one volume on its node, for all of its pods together. An absent limit means
 /// unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -14,23 +18,27 @@ use crate::Bytes;
 pub struct IoLimits {
     /// Maximum number of read operations per second. Absent means unlimited.
     #[serde(default, rename = "readIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 10, max = 1_000_000_000_000_u64))]
+    #[schemars(range(min = IoLimits::MINIMUM_OPERATIONS, max = IoLimits::MAXIMUM_OPERATIONS))]
     pub read_iops: Option<u64>,
     /// Maximum number of write operations per second. Absent means unlimited.
     #[serde(default, rename = "writeIOPS", skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 10, max = 1_000_000_000_000_u64))]
+    #[schemars(range(min = IoLimits::MINIMUM_OPERATIONS, max = IoLimits::MAXIMUM_OPERATIONS))]
     pub write_iops: Option<u64>,
     /// Maximum number of bytes read per second, at least 1Mi. Absent means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": BYTES_RULE, "message": BYTES_MESSAGE}]))]
     pub read_bytes_per_second: Option<Bytes>,
     /// Maximum number of bytes written per second, at least 1Mi. Absent means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": BYTES_RULE, "message": BYTES_MESSAGE}]))]
     pub write_bytes_per_second: Option<Bytes>,
 }
 
 impl IoLimits {
     /// Smallest limit of operations per second. A lower one would block a filesystem for minutes.
     pub const MINIMUM_OPERATIONS: u64 = 10;
+    /// Largest limit of operations per second. The kernel takes a higher one for no limit.
+    pub const MAXIMUM_OPERATIONS: u64 = 4_294_967_294;
     /// Smallest limit of bytes per second.
     pub const MINIMUM_BYTES: Bytes = Bytes::mib(1);
 

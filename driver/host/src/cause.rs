@@ -34,6 +34,11 @@ impl Cause {
         matches!(self, Self::Command(command::Error::Failed { .. }))
     }
 
+    /// Whether a tool takes too long, and is left to itself.
+    pub(crate) fn still_runs(&self) -> bool {
+        matches!(self, Self::Command(command::Error::StillRuns { .. }))
+    }
+
     /// Whether a tool ran, failed, and said this.
     pub(crate) fn says(&self, text: &str) -> bool {
         matches!(self, Self::Command(command::Error::Failed { stderr, .. }) if stderr.contains(text))

@@ -21,6 +21,7 @@ use std::{
 };
 
 use cistern_types::Bytes;
+use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, memfd_create},
@@ -52,6 +53,18 @@ const STACK: Bytes = Bytes(512 << 10);
 /// Processor time after SIGXCPU until the kernel kills a limited tool.
 const CPU_GRACE: Duration = Duration::from_secs(5);
 
+/// Tools that were left to themselves, and have not ended yet.
+static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+/// A tool that was left to itself.
+struct Left {
+    /// Of its name no other tool is started.
+    name: String,
+    pid: u32,
+    /// Program and arguments.
+    command: String,
+}
+
 /// Resource limits of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResourceLimits {
@@ -69,7 +82,8 @@ impl ResourceLimits {
             format!("--as={}", self.address_space.0),
             format!("--cpu={cpu}:{}", cpu + CPU_GRACE.as_secs()),
             format!("--stack={}", STACK.0),
-            "--core=0".to_owned(),
+            // A program that takes core dumps would get one at a limit of 0.
+            "--core=1".to_owned(),
         ]
     }
 }
@@ -82,7 +96,8 @@ pub struct Command {
     operands: Vec<OsString>,
     deadline: Duration,
     limits: Option<ResourceLimits>,
-    is_killed: bool,
+    /// Under which name the tool is left to itself when its deadline passes; none if it is killed then.
+    left_as: Option<String>,
     /// Bytes of its standard output that are kept.
     output_limit: u64,
 }
@@ -130,10 +145,10 @@ pub enum Error {
         /// Deadline of the tool.
         deadline: Duration,
     },
-    /// It takes long, and is left to end by itself.
+    /// It takes long, and is left to end by itself. Or an earlier tool of its name does, and it was not started.
     #[error("{command} still runs after {deadline:?}, and is not interrupted")]
     StillRuns {
-        /// Program and arguments.
+        /// Program and arguments of the tool that runs.
         command: String,
         /// How long it was waited for.
         deadline: Duration,
@@ -183,15 +198,16 @@ impl Command {
             operands: Vec::new(),
             deadline,
             limits: None,
-            is_killed: true,
+            left_as: None,
             output_limit: OUTPUT_LIMIT,
         }
     }
 
-    /// Leaves the tool to itself when its deadline passes, instead of killing it.
+    /// Leaves the tool to itself when its deadline passes, instead of killing it. Until it has ended, no other tool of this name
+    /// is started: it would wait for the same.
     #[must_use]
-    pub(crate) fn never_killed(mut self) -> Self {
-        self.is_killed = false;
+    pub(crate) fn never_killed(mut self, name: &str) -> Self {
+        self.left_as = Some(name.to_owned());
         self
     }
 
@@ -237,14 +253,16 @@ impl Command {
         input: Option<BorrowedFd<'_>>,
         watch: &dyn Fn(&str) -> bool,
     ) -> Result<Output, Error> {
+        if let Some(name) = &self.left_as {
+            self.refuse_another(name)?;
+        }
         let (mut child, mut stdout, pipe) = self.start(input).map_err(|e| self.not_started(e))?;
         let mut stderr = Stderr::new(pipe, watch);
         let ended = wait(&mut child, self.deadline, Some(&mut stderr));
         let Some(status) = ended.map_err(|e| self.not_started(e))? else {
-            return Err(if self.is_killed {
-                self.kill(&mut child)
-            } else {
-                self.leave(child)
+            return Err(match &self.left_as {
+                None => self.kill(&mut child),
+                Some(name) => self.leave(child, name),
             });
         };
         Ok(Output {
@@ -264,6 +282,17 @@ impl Command {
             command: self.to_string(),
             exit,
             stderr: output.stderr.trim().replace('\n', "; "),
+        }
+    }
+
+    /// Fails while an earlier tool of a name runs that was left to itself.
+    fn refuse_another(&self, name: &str) -> Result<(), Error> {
+        match LEFT.lock().iter().find(|left| left.name == name) {
+            None => Ok(()),
+            Some(left) => Err(Error::StillRuns {
+                command: left.command.clone(),
+                deadline: self.deadline,
+            }),
         }
     }
 
@@ -316,10 +345,20 @@ impl Command {
     }
 
     /// Lets a tool end by itself, and waits for it in a thread so that it does not stay a zombie.
-    fn leave(&self, mut child: Child) -> Error {
+    fn leave(&self, mut child: Child, name: &str) -> Error {
         let pid = child.id();
-        let wait = move || _ = child.wait();
+        LEFT.lock().push(Left {
+            name: name.to_owned(),
+            pid,
+            command: self.to_string(),
+        });
+        let forget = move || LEFT.lock().retain(|left| left.pid != pid);
+        let wait = move || {
+            _ = child.wait();
+            forget();
+        };
         if let Err(error) = thread::Builder::new().name("tool".to_owned()).spawn(wait) {
+            forget();
             tracing::warn!(command = %self, pid, %error, "nothing waits for a tool that still runs");
         }
         Error::StillRuns {
@@ -453,11 +492,41 @@ mod tests {
         let script = format!("sleep 1; touch {}", file.display());
         let error = Command::new("sh", Duration::from_millis(50))
             .option("-c", script)
-            .never_killed()
+            .never_killed("a tool that ends")
             .run(None, &|_| false)
             .unwrap_err();
         assert!(matches!(error, Error::StillRuns { .. }), "{error}");
         assert!(until_within(SOON, || file.exists(), |exists| *exists));
+    }
+
+    #[test]
+    fn until_a_tool_that_was_left_has_ended_no_other_one_of_its_name_is_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let (begun, end) = (folder.path().join("begun"), folder.path().join("end"));
+        let script = format!(
+            "echo >>{}; until [ -e {} ]; do sleep 0.1; done",
+            begun.display(),
+            end.display()
+        );
+        let run = |name: &str, deadline| {
+            let tool = Command::new("sh", deadline).option("-c", &script);
+            tool.never_killed(name).run(None, &|_| false)
+        };
+        let begun_are = |count: usize| {
+            let is_it = |text: &String| text.lines().count() == count;
+            let text = || std::fs::read_to_string(&begun).unwrap_or_default();
+            assert!(is_it(&until_within(SOON, text, is_it)), "{}", text());
+        };
+        for (name, count) in [("one", 1), ("one", 1), ("one", 1), ("other", 2)] {
+            let error = run(name, Duration::from_secs(1)).unwrap_err();
+            assert!(matches!(error, Error::StillRuns { .. }), "{error}");
+            assert!(error.to_string().contains("echo >>"), "{error}");
+            begun_are(count);
+        }
+        std::fs::write(&end, "").unwrap();
+        let ended = until_within(SOON, || run("one", SOON), Result::is_ok);
+        assert_eq!(ended.unwrap().exit, Some(0));
+        begun_are(3);
     }
 
     #[test]

@@ -39,8 +39,12 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(doc)]
 use crate::pool::Pool;
-use crate::{id::Uid, image::Identity};
+use crate::{
+    id::Uid,
+    image::{Identity, Owner},
+};
 
+pub(crate) use self::folder::list;
 pub use self::{
     folder::IncomingCopy, incoming::Incoming, outgoing::Outgoing, promote::PromotedVolume,
 };
@@ -83,6 +87,14 @@ pub struct Original {
 }
 
 impl Original {
+    /// The volume that it is, or is a snapshot of: the name of its PoolVolume, and of its image.
+    fn volume(&self) -> (&str, &Uid) {
+        match &self.identity.owner {
+            Owner::Volume(name) => (name, &self.identity.uid),
+            Owner::Snapshot(record) => (&record.volume, &record.source),
+        }
+    }
+
     /// UID of the move that a copy is for: that of a pass, or that which the volume is closed for. None for the copy of a
     /// snapshot for a new volume.
     fn moved_by<'a>(&'a self, point_for: Option<&'a Uid>) -> Option<&'a Uid> {

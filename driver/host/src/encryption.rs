@@ -22,7 +22,7 @@ mod unlock;
 use std::{io, path::Path};
 
 use cistern_types::{Bytes, Encryption};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::{command, id::Uuid};
@@ -65,11 +65,15 @@ pub fn availability() -> Result<(), Unavailable> {
 /// Keeps this process, and the tools that it starts, from leaving core dumps, which would have the keys in them. Fails if
 /// the kernel refuses.
 pub fn forbid_core_dumps() -> io::Result<()> {
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
+    // A file of one byte is never written. For a program that takes core dumps (`|` in kernel.core_pattern), the kernel
+    // ignores each limit but 1, at which it gets none.
+    let least = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
     };
-    Ok(setrlimit(Resource::Core, none)?)
+    setrlimit(Resource::Core, least)?;
+    // A tool inherits the limit alone.
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
 /// What an encrypted image has. Its identity names the filesystem and the UUID that it has once it is complete.
@@ -90,5 +94,20 @@ impl EncryptionState {
     /// Whether the image is completed when its volume is staged.
     pub fn is_incomplete(self) -> bool {
         self != Self::Complete
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{dumpable_behavior, getrlimit};
+
+    use super::*;
+
+    #[test]
+    fn neither_a_file_nor_a_program_gets_a_core_dump() {
+        forbid_core_dumps().unwrap();
+        let limit = getrlimit(Resource::Core);
+        assert_eq!((limit.current, limit.maximum), (Some(1), Some(1)));
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
     }
 }

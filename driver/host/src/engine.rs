@@ -15,8 +15,10 @@ mod logical;
 
 use std::{
     fmt, io,
+    ops::ControlFlow,
     os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use cistern_types::{Bytes, Provisioning};
@@ -27,12 +29,15 @@ use crate::{
     encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest},
-    logical::VolumeGroup,
+    logical::{Growth, VolumeGroup},
     pool::{self, Pool, PoolStatistics},
-    progress::Progress,
+    progress::Stoppable,
     root::Root,
     system::System,
 };
+
+/// How long a stage allocates what a thick volume lacks. Kubelet waits for it.
+const STAGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How the data of the volumes of a pool lies on its disks. Every call may block on them.
 pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
@@ -67,32 +72,34 @@ pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
     fn find(&self, uids: &[Uid]) -> Vec<io::Result<Option<Image>>>;
 
     /// Creates a volume, whole or not at all. Returns an existing one that matches the request. Reports the progress if
-    /// it takes long. Fails if an existing volume does not match, if the pool cannot hold what is requested, and with
-    /// [`Error::NoSpace`] if the pool is full.
+    /// it takes long. Fails if an existing volume does not match, if the pool cannot hold what is requested, if the progress
+    /// stops it, and with [`Error::NoSpace`] if the pool is full.
     fn create(
         &self,
         request: &ImageRequest,
         checking: Checking<'_>,
-        progress: Progress<'_>,
+        progress: Stoppable<'_>,
     ) -> Result<Image, Error>;
 
-    /// Stops the making of a volume that is no longer wanted, if it takes long, at the next occasion.
-    fn interrupt(&self, uid: &Uid);
-
-    /// Grows a volume to at least this size, without its devices and its filesystem. Does not change one that is large
-    /// enough. Fails as [`Self::create`] does.
-    fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error>;
-
-    /// Makes a volume thin or thick, and allocates a thick one in full. Fails if the pool cannot do that.
-    fn provision(
+    /// Does the part of a growth to at least this size that can take hours. It does not change the volume, which can be used
+    /// meanwhile. Fails as [`Self::create`] does.
+    fn prepare_growth(
         &self,
         uid: &Uid,
-        provisioning: Provisioning,
-        progress: Progress<'_>,
-    ) -> Result<(), Error>;
+        size: Bytes,
+        progress: Stoppable<'_>,
+    ) -> Result<Growth, Error>;
 
-    /// Allocates what a thick volume lacks, for example after a trim. Fails if the pool is full.
-    fn reallocate(&self, uid: &Uid) -> Result<(), Error>;
+    /// Grows a volume, whose growth to this size was prepared, without its devices and its filesystem. Does not change one
+    /// that is large enough. Fails as [`Self::create`] does.
+    fn finish_growth(&self, uid: &Uid, size: Bytes, growth: Growth) -> Result<Image, Error>;
+
+    /// Makes a volume thin or thick, and does not allocate its blocks. Fails if the pool cannot do that.
+    fn provision(&self, uid: &Uid, provisioning: Provisioning) -> Result<(), Error>;
+
+    /// Allocates what a thick volume lacks, for example after a trim, until the progress stops it. Returns whether it lacks
+    /// nothing then. The volume can be used meanwhile. Fails if the pool is full.
+    fn reallocate(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error>;
 
     /// Fails if something uses a volume. Succeeds when it does not exist.
     fn check_unused(&self, uid: &Uid) -> Result<(), Error>;
@@ -138,6 +145,20 @@ impl dyn Engine + '_ {
             what,
             pool: self.to_string(),
         })
+    }
+
+    /// Allocates what a thick volume lacks before it is staged. Returns whether it lacks nothing then: if that takes long, the
+    /// rest is left to the next [`Engine::reallocate`].
+    pub(crate) fn reallocate_for_stage(&self, uid: &Uid) -> Result<bool, Error> {
+        let until = Instant::now() + STAGE_LIMIT;
+        let progress = |_: u8| {
+            if Instant::now() < until {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        };
+        self.reallocate(uid, &progress)
     }
 
     pub(crate) fn system(&self) -> &dyn System {

@@ -4,7 +4,8 @@
 //! open ── begin_closing ─▶ closing ── close ─▶ closed ── remove_closed
 //! images/<uid>             images/<uid>        closed/<uid>
 //!                          with the mark       with the mark
-//!   ◀───────────────────── reopen ────────────────┘
+//!                              ◀─ return_to_closing ─┤
+//!   ◀───────────────────── reopen ───────────────────┘
 //! ```
 //!
 //! The mark is the UID of the move. A volume that is closing is not staged at another path, not published

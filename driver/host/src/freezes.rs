@@ -13,7 +13,9 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// Number of filesystems that are frozen or about to be.
+use crate::id::Uid;
+
+/// The filesystems that are frozen or about to be.
 #[derive(Debug, Default)]
 pub(crate) struct Freezes {
     state: Mutex<State>,
@@ -22,23 +24,35 @@ pub(crate) struct Freezes {
 
 #[derive(Debug, Default)]
 struct State {
-    frozen: usize,
+    /// Images of the filesystems, with one entry for each freeze.
+    frozen: Vec<Uid>,
     /// Deadline of the shutdown; none before it has begun.
     end: Option<Instant>,
 }
 
 /// Counts one filesystem until dropped.
 #[derive(Debug)]
-pub(crate) struct FreezeGuard(Arc<Freezes>);
+pub(crate) struct FreezeGuard {
+    freezes: Arc<Freezes>,
+    image: Uid,
+}
 
 impl Freezes {
-    /// Counts a filesystem that is about to be frozen; none when shutdown has begun.
-    pub(crate) fn begin(self: &Arc<Self>) -> Option<FreezeGuard> {
+    /// Counts the filesystem of an image that is about to be frozen; none when shutdown has begun.
+    pub(crate) fn begin(self: &Arc<Self>, image: &Uid) -> Option<FreezeGuard> {
         let mut state = self.state.lock();
         state.end.is_none().then(|| {
-            state.frozen = state.frozen.saturating_add(1);
-            FreezeGuard(Arc::clone(self))
+            state.frozen.push(image.clone());
+            FreezeGuard {
+                freezes: Arc::clone(self),
+                image: image.clone(),
+            }
         })
+    }
+
+    /// Whether the filesystem of an image is frozen by this process, or about to be.
+    pub(crate) fn has(&self, image: &Uid) -> bool {
+        self.state.lock().frozen.contains(image)
     }
 
     pub(crate) fn end(&self, limit: Duration) -> usize {
@@ -46,17 +60,20 @@ impl Freezes {
         let end = *state.end.get_or_insert_with(|| Instant::now() + limit);
         let left = end.saturating_duration_since(Instant::now());
         self.changed
-            .wait_while_for(&mut state, |state| state.frozen > 0, left);
-        state.frozen
+            .wait_while_for(&mut state, |state| !state.frozen.is_empty(), left);
+        state.frozen.len()
     }
 }
 
 impl Drop for FreezeGuard {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.frozen = state.frozen.saturating_sub(1);
+        let mut state = self.freezes.state.lock();
+        let at = state.frozen.iter().position(|image| *image == self.image);
+        if let Some(at) = at {
+            state.frozen.swap_remove(at);
+        }
         drop(state);
-        self.0.changed.notify_all();
+        self.freezes.changed.notify_all();
     }
 }
 
@@ -66,27 +83,33 @@ mod tests {
 
     use super::*;
 
+    fn image() -> Uid {
+        "uid-1".parse().unwrap()
+    }
+
     #[test]
     fn shutdown_waits_until_all_is_thawed_and_allows_no_more_freezes() {
         let freezes = Arc::<Freezes>::default();
-        let frozen = freezes.begin().unwrap();
+        let frozen = freezes.begin(&image()).unwrap();
+        assert!(freezes.has(&image()));
         let ends = Arc::clone(&freezes);
         let end = thread::spawn(move || ends.end(Duration::from_mins(1)));
         // Once no more freezes are allowed, the other thread waits.
-        while let Some(another) = freezes.begin() {
+        while let Some(another) = freezes.begin(&image()) {
             drop(another);
             thread::yield_now();
         }
         assert!(!end.is_finished());
         drop(frozen);
         assert_eq!(end.join().unwrap(), 0);
-        assert!(freezes.begin().is_none());
+        assert!(freezes.begin(&image()).is_none());
+        assert!(!freezes.has(&image()));
     }
 
     #[test]
     fn shutdown_waits_no_longer_than_its_limit_over_all_calls() {
         let freezes = Arc::<Freezes>::default();
-        let _stuck = freezes.begin().unwrap();
+        let _stuck = freezes.begin(&image()).unwrap();
         assert_eq!(freezes.end(Duration::ZERO), 1);
         assert_eq!(freezes.end(Duration::from_hours(1)), 1);
     }

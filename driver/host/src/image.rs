@@ -1,10 +1,12 @@
 //! Images: one file in a pool for each volume.
 //!
 //! *Invariants:* an image appears whole or not at all. Its name is the UID of the object that made
-//! it, and an extended attribute records its identity. Only [`Pool::create_image`] makes a
-//! filesystem, in a file that is not yet among the images. Only [`Pool::remove_image`] removes an
-//! image, or [`Pool::remove_discarded`] from the trash, or [`Pool::remove_closed`] after a move, and only
-//! while it is neither attached nor read. Only [`Pool::adopt_filesystem`] replaces an image, by a copy of it.
+//! it, and an extended attribute records its identity. Only [`Pool::create_image`] and
+//! [`Pool::complete_encrypted`] make a filesystem, in a file that is not yet among the images. Only
+//! [`Pool::remove_image`] removes an image, or [`Pool::remove_discarded`] from the trash, or
+//! [`Pool::remove_closed`] after a move, and only while it is neither attached nor read. Only
+//! [`Pool::adopt_filesystem`] replaces an image by a copy of it, and only [`Pool::complete_encrypted`]
+//! replaces an encrypted image by a complete one.
 
 mod adopt;
 mod clone;
@@ -49,6 +51,7 @@ use crate::{
     loopdev,
     patience::until,
     pool::{self, Pool},
+    progress::Stoppable,
     system::{FileKind, OFlags, Stat, System, if_there},
 };
 
@@ -58,6 +61,10 @@ pub(crate) const IDENTITY: &str = "trusted.cistern";
 /// A tool that fails counts as short of space if the pool has less free space than this: mkfs
 /// writes some MiB.
 const TOOL_SPACE: Bytes = Bytes::mib(16);
+
+/// Logical sector size in bytes of each loop device, and of the mapping of each encrypted volume. It is never derived from a pool,
+/// where it can change.
+pub const SECTOR_SIZE: u32 = 4096;
 
 /// A request to create the image of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +110,8 @@ pub struct Image {
     pub size: Bytes,
     /// Bytes allocated in the pool, including those shared with other images.
     pub allocated: Bytes,
+    /// Logical sector size of the device of the volume in bytes.
+    pub sector_size: u32,
 }
 
 impl Image {
@@ -157,26 +166,23 @@ impl Pool {
     }
 
     /// Creates an image, whole or not at all. Returns an existing one that matches the request.
-    /// Fails if an existing image does not match, if the source cannot be cloned, or if the pool
-    /// lacks space.
-    pub fn create_image(&self, request: &ImageRequest) -> Result<Image, Error> {
-        self.create_image_checking(request, Checking::UNSEEN)
-    }
-
-    /// Like [`Self::create_image`]. An ext4 that is cloned to a larger size needs a full check: if
-    /// `checking` does not allow it, the call fails with [`Error::CheckNeeded`].
-    pub fn create_image_checking(
+    /// Fails if an existing image does not match, if the source cannot be cloned, if the pool
+    /// lacks space, or if the progress of the allocation of a thick image stops it. An ext4 that is
+    /// cloned to a larger size needs a full check: if `checking` does not allow it, the call fails
+    /// with [`Error::CheckNeeded`].
+    pub fn create_image(
         &self,
         request: &ImageRequest,
         checking: Checking<'_>,
+        progress: Stoppable<'_>,
     ) -> Result<Image, Error> {
         self.check()?;
         let uid = &request.uid;
         if self.image(uid)?.is_none() {
-            // Its data is in a closed image, or in a copy that another node sends.
+            // Its data is in a closed image, or in a copy of the volume that moves here.
             self.refuse_closed(uid)?;
-            self.refuse_own_copy(uid)?;
-            self.make(request, checking)?;
+            self.refuse_copies_of(&request.volume)?;
+            self.make(request, checking, progress)?;
         }
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         make::disagreement(&image, request, self.filesystem_uuid()).map_or(Ok(()), |why| {
@@ -187,10 +193,10 @@ impl Pool {
         self.system
             .sync(self.images.as_fd())
             .map_err(failed("sync the name", uid))?;
-        match self.reallocate(uid) {
+        match self.fill(uid, progress) {
             // It is whole, and does not change before it has moved.
             Err(Error::Moving { .. }) => {}
-            result => result?,
+            result => _ = result?,
         }
         // Before the caller uses the volume: its writes would need space of their own for what they share.
         if request.source.is_some() {
@@ -362,19 +368,31 @@ pub(crate) fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> 
         identity,
         size: Bytes(size).saturating_sub(header),
         allocated: Bytes(allocated),
+        sector_size: SECTOR_SIZE,
     })
+}
+
+/// Opens the images in a folder that are being made. Others are reported as strays.
+pub(crate) fn list_unfinished(
+    system: &dyn System,
+    temporary: BorrowedFd<'_>,
+) -> io::Result<Vec<(Uid, OwnedFd)>> {
+    let mut all = Vec::new();
+    for name in system.list(temporary)? {
+        let Some(uid) = name.to_str().and_then(|name| name.parse::<Uid>().ok()) else {
+            continue;
+        };
+        let file = open_listed(system, temporary, &name)?;
+        all.extend(file.map(|file| (uid, file)));
+    }
+    Ok(all)
 }
 
 fn sweep(system: &dyn System, temporary: BorrowedFd<'_>) -> io::Result<usize> {
     let mut removed = 0;
-    for name in system.list(temporary)? {
-        let file = match system.open_beneath(temporary, name.as_ref(), OFlags::RDWR) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
+    for (uid, file) in list_unfinished(system, temporary)? {
         if system.try_lock(file.as_fd())? {
-            system.unlink(temporary, &name)?;
+            system.unlink(temporary, uid.as_ref())?;
             removed += 1;
         }
     }

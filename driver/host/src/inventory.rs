@@ -6,12 +6,12 @@ mod inside;
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use crate::{
+    copy::IncomingCopy,
     device_nodes,
     fence::ClosedImage,
     id::{Uid, Uuid},
     image::{Discarded, Image},
-    loopdev::{self, DELETED},
-    pool,
+    loopdev, pool,
     root::Root,
     stray::Stray,
     system::{BoundLoop, DeviceNumber, FileId, Mount, OFlags, System, if_there},
@@ -26,20 +26,31 @@ pub struct Inventory {
     pub loops: Vec<BoundLoop>,
     /// Mounts of its pools and volumes that are visible to this process.
     pub mounts: Vec<Mount>,
-    /// Bind mounts of its loop device nodes that are visible to this process: raw block volumes, staged
+    /// Bind mounts of the nodes of its devices that are visible to this process: raw block volumes, staged
     /// and published.
     pub nodes: Vec<NodeInventory>,
     /// Foreign files in the folder of the pools.
     pub strays: Vec<PathBuf>,
 }
 
-/// The node of a loop device at a path.
+/// The node of the device of a volume at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInventory {
-    /// Number of the loop device.
-    pub number: u32,
+    /// Number of the loop device or the logical volume.
+    pub device: DeviceNumber,
     /// The bind mount of its node.
     pub mount: Mount,
+}
+
+/// A logical volume that is active.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogicalInventory {
+    /// Number of its device.
+    pub device: DeviceNumber,
+    /// Name of the volume's image.
+    pub image: Uid,
+    /// Whether its data is decrypted: a mapping is over the device.
+    pub is_mapped: bool,
 }
 
 /// Number of loop devices of this folder, by state.
@@ -68,10 +79,14 @@ pub struct PoolInventory {
     pub has_file: bool,
     /// Images in the pool, without those that are closed or in the trash.
     pub images: Vec<Image>,
+    /// The active logical volumes of a volume group.
+    pub logical: Vec<LogicalInventory>,
     /// Images that are closed for a move.
     pub closed: Vec<ClosedImage>,
     /// Images in the trash.
     pub discarded: Vec<Discarded>,
+    /// Copies that other nodes send or have sent, and points of volumes.
+    pub incoming: Vec<IncomingCopy>,
     /// Images whose creation is in progress or was interrupted.
     pub temporary: Vec<PathBuf>,
     /// Files that are not Cistern's.
@@ -89,8 +104,10 @@ impl PoolInventory {
             silent: None,
             has_file: false,
             images: Vec::new(),
+            logical: Vec::new(),
             closed: Vec::new(),
             discarded: Vec::new(),
+            incoming: Vec::new(),
             temporary: Vec::new(),
             strays: Vec::new(),
         }
@@ -131,9 +148,15 @@ impl Root {
         })
     }
 
-    /// Lists everything of Cistern on this host that is visible to this process. Fails if the
+    /// Lists everything of Cistern on this host that is visible to this process, but no volume groups. Fails if the
     /// folder of the pools or the kernel's tables cannot be read.
     pub fn inventory(&self) -> io::Result<Inventory> {
+        self.inventory_with(&[])
+    }
+
+    /// As [`Self::inventory`], with these volume groups: each is given by the UID of the pool, and by its name if that is
+    /// known.
+    pub fn inventory_with(&self, groups: &[(Uid, Option<String>)]) -> io::Result<Inventory> {
         let system = &*self.system;
         let pools = self.open_pools()?;
         let mut all = Inventory::default();
@@ -178,22 +201,42 @@ impl Root {
                 .extend(silent.map(|pool| pool.mount_point.clone()));
             all.pools.extend(found);
         }
+        let groups = groups.iter();
+        let groups = groups.filter_map(|(uid, name)| self.group_inventory(uid, name.as_deref()));
+        all.pools.extend(groups);
         all.loops = loops_over(system, &own)?;
+        let logical = all.pools.iter().flat_map(|pool| &pool.logical);
+        let loops = all.loops.iter();
+        let loops = loops.map(|bound| DeviceNumber::of_loop(bound.number));
+        let devices: BTreeSet<_> = loops.chain(logical.map(|it| it.device)).collect();
+        let mounts = system.mounts()?;
+        all.nodes = nodes_of(system, &mounts, &devices)?;
         let ours = |mount: &Mount| {
-            let is_loop = |bound: &BoundLoop| mount.device == DeviceNumber::of_loop(bound.number);
             let mut pools = all.pools.iter();
-            all.loops.iter().any(is_loop) || pools.any(|pool| pool.mount_point == mount.mount_point)
+            devices.contains(&mount.device)
+                || pools.any(|pool| pool.mount_point == mount.mount_point)
         };
-        all.mounts = system.mounts()?.into_iter().filter(ours).collect();
-        for BoundLoop { number, .. } in &all.loops {
-            let nodes = device_nodes::nodes_of(system, DeviceNumber::of_loop(*number))?.into_iter();
-            all.nodes.extend(nodes.map(|mount| NodeInventory {
-                number: *number,
-                mount,
-            }));
-        }
+        all.mounts = mounts.into_iter().filter(ours).collect();
         Ok(all)
     }
+}
+
+/// The bind mounts of the nodes of these devices.
+fn nodes_of(
+    system: &dyn System,
+    mounts: &[Mount],
+    devices: &BTreeSet<DeviceNumber>,
+) -> io::Result<Vec<NodeInventory>> {
+    let mut ours = Vec::new();
+    for mount in mounts {
+        let device = device_nodes::named_device(system, mount)?;
+        if device.is_some_and(|device| devices.contains(&device)) {
+            ours.push(mount.clone());
+        }
+    }
+    let nodes = device_nodes::nodes_among(system, &ours)?.into_iter();
+    let nodes = nodes.map(|(device, mount)| NodeInventory { device, mount });
+    Ok(nodes.collect())
 }
 
 /// Identifies the loop devices of this root; others on the machine may belong to another root.
@@ -260,9 +303,7 @@ fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
 
 /// Whether the file behind a loop device has the name of a pool's file.
 fn is_pool_file(bound: &BoundLoop) -> bool {
-    let path = bound.backing_file.to_string_lossy();
-    let path = path.strip_suffix(DELETED).unwrap_or(&path);
-    path.strip_suffix(".img").is_some()
+    loopdev::pool_of(&bound.backing_file).is_some()
 }
 
 /// Whether the file behind a loop device has the name of an image, open or closed.

@@ -1,4 +1,6 @@
-//! Names of the folders in a pool.
+//! Names of the folders in a pool, and of the copies in it.
+
+use crate::id::Uid;
 
 /// Folder of the images in a pool.
 pub(crate) const IMAGES: &str = "images";
@@ -10,3 +12,17 @@ pub(crate) const INCOMING: &str = "incoming";
 pub(crate) const CLOSED: &str = "closed";
 /// Directory of the trash in a pool. The first image that is discarded creates it.
 pub(crate) const TRASH: &str = "trash";
+
+/// What follows the name of the volume in the name of its point.
+const POINT: &str = ".point";
+
+/// The name of the point of a volume. No UID has a dot.
+pub(crate) fn point_of(volume: &Uid) -> String {
+    format!("{volume}{POINT}")
+}
+
+/// Parses a name in the folder of copies into the image that is made of the file, and whether the file is a point.
+pub(crate) fn parse_copy(name: &str) -> Option<(Uid, bool)> {
+    let volume = name.strip_suffix(POINT);
+    Some((volume.unwrap_or(name).parse().ok()?, volume.is_some()))
+}

@@ -71,7 +71,7 @@ pub use self::{
     mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, Staged},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
-    progress::{Progress, percent},
+    progress::{Progress, Stoppable, percent},
     root::{KEPT_PERCENT, Root},
     snapshot::{Member, SnapshotRequest},
     stage_request::StageRequest,

@@ -5,7 +5,9 @@
 //! (its tags: the pool)  (its tags: the identity)
 //! ```
 //!
-//! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`.
+//! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`. They read
+//! the disks of the group, and all other devices only to find copies of these and new ones: a device that does not answer stops no
+//! group of others.
 //!
 //! *Invariants:* the group exists already, or is made of blank disks. Only logical volumes with the name and the tags of Cistern
 //! are changed or removed; all others are counted and left alone. A volume appears whole or not at all: its tags say
@@ -29,11 +31,15 @@ mod report;
 mod tags;
 mod volume;
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, fmt, path::PathBuf, sync::Arc};
 
 use cistern_types::Bytes;
+use parking_lot::Mutex;
 
-pub use self::add::{DisksAdded, DisksLeftOut};
+pub use self::{
+    add::{DisksAdded, DisksLeftOut},
+    grow::Growth,
+};
 use self::{command::Lvm, tags::State};
 pub use crate::{
     base_device::LogicalDevice,
@@ -43,7 +49,7 @@ use crate::{
     id::{Uid, Uuid},
     pool::PoolRecord,
     root::Root,
-    system::System,
+    system::{DeviceNumber, System},
 };
 
 /// Which volume group is a pool.
@@ -69,7 +75,11 @@ pub struct VolumeGroup {
     name: String,
     /// Which pool it is, as its tags say.
     record: PoolRecord,
+    /// The disks that it had when it was read last.
+    disks: Mutex<BTreeSet<DeviceNumber>>,
     extent_size: Bytes,
+    /// Logical sector size of its disks in bytes.
+    sector_size: u32,
     /// Over how many disks each new volume is striped.
     stripes: u32,
 }

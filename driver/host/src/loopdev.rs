@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Suffix that the kernel adds to the name of a removed backing file.
-pub(crate) const DELETED: &str = " (deleted)";
+const DELETED: &str = " (deleted)";
 /// Required settings of every loop device of Cistern.
 const SETTINGS: LoopSettings = LoopSettings {
     direct_io: true,
@@ -45,7 +45,7 @@ pub struct Loop {
 pub enum Error {
     /// A device does not have the required [`SETTINGS`].
     #[error(
-        "loop device {number} does not do what a volume needs ({found}): its file lies where direct I/O with 4096-byte sectors is not possible, or its settings were changed"
+        "loop device {number} lacks direct I/O with 4096-byte sectors ({found}): the filesystem that holds its file does not support it, or its settings were changed"
     )]
     Unfit {
         /// Number of the loop device.
@@ -193,7 +193,7 @@ pub(crate) fn image_of(backing_file: &Path) -> Option<Uid> {
 }
 
 /// Like [`image_of`], but also for an image that is closed: an administrator may have attached it.
-pub(crate) fn any_image_of(backing_file: &Path) -> Option<Uid> {
+pub fn any_image_of(backing_file: &Path) -> Option<Uid> {
     named_in(backing_file, &[layout::IMAGES, layout::CLOSED])
 }
 
@@ -213,14 +213,19 @@ pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
     any_image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
 }
 
+/// The pool whose file, possibly removed, may be behind a loop device, judged by its name. The file of another program
+/// can have such a name.
+pub(crate) fn pool_of(backing_file: &Path) -> Option<Uid> {
+    let path = backing_file.to_str()?;
+    let path = Path::new(path.strip_suffix(DELETED).unwrap_or(path));
+    let name = path.file_name()?.to_str()?;
+    name.strip_suffix(".img")?.parse().ok()
+}
+
 /// Whether the file behind a loop device, possibly removed, is that of a pool, judged by its name: the UUID
 /// that is the UID of a StoragePool.
 pub(crate) fn is_pool(backing_file: &Path) -> bool {
-    let path = backing_file.to_str();
-    let path = path.map(|path| path.strip_suffix(DELETED).unwrap_or(path));
-    let name = path.and_then(|path| Path::new(path).file_name()?.to_str());
-    name.and_then(|name| name.strip_suffix(".img"))
-        .is_some_and(|uid| uid.parse::<Uuid>().is_ok())
+    pool_of(backing_file).is_some_and(|uid| uid.as_str().parse::<Uuid>().is_ok())
 }
 
 /// Whether a loop device is bound to an image.
@@ -313,6 +318,24 @@ mod tests {
         }
         for no in ["/pools/p/tmp/uid-1", "/closed/a_b", "/closed"] {
             assert_eq!(image(no), None, "{no}");
+        }
+    }
+
+    #[test]
+    fn the_file_of_a_pool_is_recognised_by_its_name() {
+        const UID: &str = "0badcafe-0000-4000-8000-00000000beef";
+        let pool = |path: &str| pool_of(Path::new(path)).map(|uid| uid.to_string());
+        for yes in [
+            format!("/pools/{UID}.img"),
+            format!("/srv/{UID}.img (deleted)"),
+        ] {
+            assert_eq!(pool(&yes).as_deref(), Some(UID), "{yes}");
+            assert!(is_pool(Path::new(&yes)), "{yes}");
+        }
+        assert_eq!(pool("/srv/disk.img").as_deref(), Some("disk"));
+        assert!(!is_pool(Path::new("/srv/disk.img")), "no UUID");
+        for no in ["/pools/a_b.img", "/pools/uid-1", "/pools/uid-1.img.new"] {
+            assert_eq!(pool(no), None, "{no}");
         }
     }
 

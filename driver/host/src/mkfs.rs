@@ -26,26 +26,20 @@ pub(crate) fn volume(
     uuid: Uuid,
     options: &MkfsOptions,
 ) -> Result<(), Cause> {
-    run(system, image, &volume_command(kind, uuid, options))
+    let command = volume_command(kind, uuid, options.arguments());
+    run(system, image, &command)
 }
 
-/// Makes the filesystem of a volume on a new mapping. What it shows of an empty file are random bytes, which can be
-/// like a signature.
+/// Makes the filesystem of a volume on a new device: a logical volume that reads zero, or a mapping. What a mapping shows of an
+/// empty file are random bytes, which can be like a signature.
 pub(crate) fn mapping(
     system: &dyn System,
-    mapping: BorrowedFd<'_>,
+    device: BorrowedFd<'_>,
     kind: FilesystemType,
     uuid: Uuid,
     options: &MkfsOptions,
 ) -> Result<(), Cause> {
-    let command = match kind {
-        // Its command accepts any content.
-        FilesystemType::Ext4 => volume_command(kind, uuid, options),
-        FilesystemType::Xfs | FilesystemType::Btrfs => {
-            volume_command(kind, uuid, options).arg("-f")
-        }
-    };
-    run(system, mapping, &command)
+    run(system, device, &device_command(kind, uuid, options))
 }
 
 /// Makes the filesystem of a pool in a new image.
@@ -80,7 +74,28 @@ pub(crate) fn pool_device(
     run(system, device, &command)
 }
 
-fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Command {
+/// The command for a new device. It has nothing to discard, and to discard all of a large one can take a disk minutes.
+fn device_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Command {
+    let mut arguments = options.arguments();
+    match kind {
+        FilesystemType::Ext4 => {
+            // mkfs.ext4 uses the last -E alone. It accepts any content.
+            match arguments.iter_mut().find(|(flag, _)| *flag == "-E") {
+                Some((_, values)) => values.push_str(",nodiscard"),
+                None => arguments.push(("-E", "nodiscard".to_owned())),
+            }
+            volume_command(kind, uuid, arguments)
+        }
+        FilesystemType::Xfs => volume_command(kind, uuid, arguments).arg("-K").arg("-f"),
+        FilesystemType::Btrfs => volume_command(kind, uuid, arguments).arg("-f"),
+    }
+}
+
+fn volume_command(
+    kind: FilesystemType,
+    uuid: Uuid,
+    arguments: Vec<(&'static str, String)>,
+) -> Command {
     let command = match kind {
         // -F: accept a file, which mkfs.ext4 would question. -m 0: reserve no blocks for root,
         // which pods do not use. -e: stop writing when damage is found, as XFS and btrfs do.
@@ -102,7 +117,7 @@ fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Co
             .option("-s", "4096")
             .option("-U", uuid.to_string()),
     };
-    let all = options.arguments().into_iter();
+    let all = arguments.into_iter();
     all.fold(command, |command, (flag, value)| {
         command.option(flag, value)
     })
@@ -155,7 +170,28 @@ mod tests {
             ),
         ] {
             let options = MkfsOptions::parse(kind, options).unwrap();
-            assert_eq!(volume_command(kind, uuid, &options).to_string(), expected);
+            let command = volume_command(kind, uuid, options.arguments());
+            assert_eq!(command.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_new_device_is_not_discarded_whatever_the_options_are() {
+        for (kind, options, expected) in [
+            (FilesystemType::Ext4, "", "-E nodiscard"),
+            (
+                FilesystemType::Ext4,
+                "-I 512 -E stride=4,stripe_width=16 -O large_dir",
+                "-I 512 -E stride=4,stripe_width=16,nodiscard -O large_dir",
+            ),
+            (FilesystemType::Xfs, "-i size=1024", "-i size=1024 -K -f"),
+            (FilesystemType::Btrfs, "-n 16k", "-n 16k -f"),
+        ] {
+            let options = MkfsOptions::parse(kind, options).unwrap();
+            let command = device_command(kind, Uuid::from_bytes([1; 16]), &options).to_string();
+            let expected = format!(" {expected} {STDIN}");
+            assert!(command.ends_with(&expected), "{command}");
+            assert!(kind != FilesystemType::Btrfs || command.contains(" -K "));
         }
     }
 }

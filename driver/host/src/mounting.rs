@@ -47,14 +47,24 @@ use crate::{
 };
 
 /// Result of staging a volume.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Staged {
-    /// Why a thick volume may lack blocks; it works like a thin one. None when it is fully
-    /// allocated.
-    pub not_reallocated: Option<image::Error>,
+    /// Whether a thick volume has all of its blocks, and the error if its pool cannot allocate them.
+    /// False if that takes longer than a stage may. It works like a thin one then.
+    pub allocated: Result<bool, image::Error>,
     /// Why its filesystem is smaller than its image; it works at its current size. None when it
     /// covers the image.
     pub not_grown: Option<grow::Error>,
+}
+
+impl Staged {
+    /// A volume that lacks nothing.
+    fn whole() -> Self {
+        Self {
+            allocated: Ok(true),
+            not_grown: None,
+        }
+    }
 }
 
 /// A request to publish a staged volume.
@@ -180,6 +190,19 @@ impl Root {
             operation: format!("find the mounts of image {image}"),
             source: source.into(),
         })
+    }
+
+    /// Returns the image of the volume that is mounted at or below a staging path, or the node of its device, as far as this
+    /// process sees; none if none is. Fails if the kernel's tables cannot be read.
+    pub fn staged_image(&self, staging: &Path) -> Result<Option<Uid>, Error> {
+        let devices = volume_device::list(&*self.system).map_err(failed("inspect", staging))?;
+        for device in devices {
+            let mounted = self.mount_points_of(&device.image)?;
+            if mounted.iter().any(|at| at.starts_with(staging)) {
+                return Ok(Some(device.image));
+            }
+        }
+        Ok(None)
     }
 
     /// Unmounts everything at a target path and removes the directory or file at it. Succeeds when

@@ -27,6 +27,7 @@ mod lock;
 pub(crate) mod marker;
 mod open;
 mod owner;
+mod preallocations;
 mod record;
 mod remove;
 mod replaced;

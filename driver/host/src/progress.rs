@@ -1,10 +1,23 @@
 //! The progress of work that can take long.
 
+use std::{io, ops::ControlFlow};
+
 /// Callback for the completed percentage of some work. It never decreases.
 pub type Progress<'a> = &'a dyn Fn(u8);
 
+/// As [`Progress`], for work that can be stopped: the callback breaks to stop it at the next occasion.
+pub type Stoppable<'a> = &'a dyn Fn(u8) -> ControlFlow<()>;
+
 /// For work whose progress is not reported.
 pub(crate) const UNSEEN: Progress<'static> = &|_| {};
+
+/// For work that is neither reported nor stopped.
+pub(crate) const UNSTOPPED: Stoppable<'static> = &|_| ControlFlow::Continue(());
+
+/// The error of work that was stopped before its end.
+pub(crate) fn stopped() -> io::Error {
+    io::Error::other("the volume is no longer wanted")
+}
 
 /// Returns the percentage of the whole, rounded down; 100 of nothing.
 pub fn percent(done: u64, whole: u64) -> u8 {

@@ -95,6 +95,20 @@ pub enum Error {
         /// The cause, and what to do.
         why: NotFrozen,
     },
+    /// Cloning the members of a group, one after the other, would block their writers for longer than their pools allow.
+    #[error(
+        "the {members} volumes of the group have {extents} extents, and cloning them would block their writers for {} ms, more than {} ms: take fewer volumes at a time, copy the data of one to a new volume, where it takes fewer extents, or raise the pool's limit", stall.as_millis(), limit.as_millis()
+    )]
+    StallTooLong {
+        /// Number of the members.
+        members: usize,
+        /// Their number of extents.
+        extents: u64,
+        /// How long their writers would be blocked.
+        stall: Duration,
+        /// Longest time for which cloning may block writers.
+        limit: Duration,
+    },
     /// Another part of the group ended the attempt.
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -192,6 +206,9 @@ impl Root {
         } else {
             Vec::new()
         };
+        if !mounted.is_empty() {
+            refuse_long_freeze(members)?;
+        }
         for (uid, inside) in &mounted {
             self.sync_filesystem(uid, inside)?;
         }
@@ -222,6 +239,22 @@ impl Root {
         })?;
         Ok(written.map_err(failed())?)
     }
+}
+
+/// Fails if the clones of a group would block its writers for too long: those of a frozen filesystem wait for all of them.
+fn refuse_long_freeze(members: &[Prepared<'_>]) -> Result<(), Error> {
+    let limits = members.iter().filter_map(Prepared::stall_limit);
+    let limit = limits.fold(FREEZE_LIMIT, Duration::min);
+    let stall: Duration = members.iter().map(Prepared::stall).sum();
+    if members.len() < 2 || stall <= limit {
+        return Ok(());
+    }
+    Err(Error::StallTooLong {
+        members: members.len(),
+        extents: members.iter().map(|member| member.extents).sum(),
+        stall,
+        limit,
+    })
 }
 
 /// Clones every member once all parts are frozen, and returns the time of the group.

@@ -7,7 +7,10 @@ use std::{
     io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -123,23 +126,33 @@ impl Root {
         ask: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Option<io::Result<T>> {
         let asked_at = Instant::now();
-        if !self.pending_paths.begin(path, deadline) {
-            return None;
-        }
-        let (sender, receiver) = mpsc::channel();
-        let (root, path_asked) = (self.clone(), path.to_owned());
+        let answer = self.begin_to_ask(path, deadline, ask)?;
+        let rest = deadline.saturating_sub(asked_at.elapsed());
+        answer.recv_timeout(rest).ok()
+    }
+
+    /// Begins a query in a thread of its own, after earlier queries of the same path have ended. None if they have not
+    /// by the deadline.
+    pub(crate) fn begin_to_ask<T: Send + 'static>(
+        &self,
+        path: &Path,
+        deadline: Duration,
+        ask: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Option<Receiver<io::Result<T>>> {
+        let pending = self.pending_paths.begin(path, deadline)?;
+        let (sender, answer) = mpsc::channel();
+        let not_started = sender.clone();
         let thread = move || {
             let answer = ask();
-            root.pending_paths.end(&path_asked);
+            // Also if the query panics. The next one need not wait for the caller.
+            drop(pending);
             // The receiver is gone if the deadline has passed.
             let _ = sender.send(answer);
         };
         if let Err(error) = thread::Builder::new().name("ask".to_owned()).spawn(thread) {
-            self.pending_paths.end(path);
-            return Some(Err(error));
+            let _ = not_started.send(Err(error));
         }
-        let rest = deadline.saturating_sub(asked_at.elapsed());
-        receiver.recv_timeout(rest).ok()
+        Some(answer)
     }
 }
 
@@ -247,5 +260,16 @@ mod tests {
         });
         hangs.wait();
         assert!(asked.join().unwrap());
+    }
+
+    #[test]
+    fn a_query_that_panics_has_no_answer_and_the_next_one_has() {
+        let root = Root::new("/", Arc::new(Linux::new("/")));
+        let (path, long) = (Path::new("/broken"), Duration::from_mins(1));
+        let asked_at = Instant::now();
+        let broken: Option<io::Result<()>> = root.ask_within(path, long, || panic!("on purpose"));
+        assert!(broken.is_none());
+        assert!(root.ask_within(path, long, || Ok(())).is_some());
+        assert!(asked_at.elapsed() < long);
     }
 }

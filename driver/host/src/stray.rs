@@ -13,8 +13,9 @@ use std::{
 use cistern_types::Bytes;
 
 use crate::{
-    layout::{CLOSED, IMAGES, INCOMING, TEMPORARY, TRASH},
-    system::{FileKind, OFlags, Stat, System},
+    id::Uid,
+    layout::{CLOSED, IMAGES, INCOMING, TEMPORARY, TRASH, parse_copy},
+    system::{FileKind, OFlags, Stat, System, if_there},
 };
 
 /// Prefix of the names of Cistern's own files at the root of a pool.
@@ -30,11 +31,7 @@ pub struct Stray {
 }
 
 /// Every file at the root of a pool that is not Cistern's.
-pub(crate) fn at_root(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    path: &Path,
-) -> io::Result<Vec<Stray>> {
+fn at_root(system: &dyn System, directory: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<Stray>> {
     let folders = [CLOSED, IMAGES, INCOMING, TEMPORARY, TRASH];
     let is_ours = |name: &str, kind| match kind {
         FileKind::Directory => folders.contains(&name),
@@ -43,8 +40,54 @@ pub(crate) fn at_root(
     others(system, directory, path, is_ours, &BTreeSet::new())
 }
 
+/// Those at the root of a pool, among the unfinished images, and among the copies.
+pub(crate) fn outside_of_images(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    path: &Path,
+) -> io::Result<Vec<Stray>> {
+    let mut all = at_root(system, directory, path)?;
+    let is_copy = |name: &str| parse_copy(name).is_some();
+    for folder in [
+        (TEMPORARY, &is_image as &dyn Fn(&str) -> bool),
+        (INCOMING, &is_copy),
+    ] {
+        all.extend(in_folder(
+            system,
+            directory,
+            path,
+            folder,
+            &BTreeSet::new(),
+        )?);
+    }
+    Ok(all)
+}
+
+/// Whether a file is named as an image is.
+pub(crate) fn is_image(name: &str) -> bool {
+    name.parse::<Uid>().is_ok()
+}
+
+/// Those in a folder of a pool whose files have such names; none if it does not exist.
+pub(crate) fn in_folder(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    (name, is_named): (&str, &dyn Fn(&str) -> bool),
+    known: &BTreeSet<String>,
+) -> io::Result<Vec<Stray>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let Some(folder) = if_there(system.open_beneath(directory, name.as_ref(), flags))? else {
+        return Ok(Vec::new());
+    };
+    let path = path.join(name);
+    // The lists may lack what was created after they were read.
+    let is_expected = |name: &str, kind: FileKind| is_named(name) && kind == FileKind::File;
+    others(system, folder.as_fd(), &path, is_expected, known)
+}
+
 /// Files in a folder that are neither known nor expected there.
-pub(crate) fn others(
+fn others(
     system: &dyn System,
     folder: BorrowedFd<'_>,
     path: &Path,

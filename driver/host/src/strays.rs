@@ -1,19 +1,13 @@
 //! Finds the files in a pool that are not Cistern's.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    path::Path,
-};
+use std::{collections::BTreeSet, io, os::fd::BorrowedFd, path::Path};
 
 use crate::{
-    id::Uid,
     image::{Discarded, Image, trash},
     layout::{CLOSED, IMAGES, TRASH},
     pool::{self, Pool},
-    stray::{Stray, at_root, others},
-    system::{FileKind, OFlags, System},
+    stray::{Stray, in_folder, is_image, outside_of_images},
+    system::System,
 };
 
 impl Pool {
@@ -30,8 +24,7 @@ impl Pool {
     }
 }
 
-/// Every file in a pool that is not Cistern's: at its root, among the images and the closed
-/// ones, and in the trash.
+/// Every file in a pool that is not Cistern's: outside of the images, among them and the closed ones, and in the trash.
 pub(crate) fn list(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -42,29 +35,20 @@ pub(crate) fn list(
     let images = images.iter().map(|image| image.uid.to_string()).collect();
     let since = |it: &Discarded| format!("{}.{}", it.image.uid, it.since.timestamp());
     let discarded = discarded.iter().map(since).collect();
-    let is_image = |name: &str| name.parse::<Uid>().is_ok();
     let is_discarded = |name: &str| trash::parse(name).is_some();
-    let mut all = at_root(system, directory, path)?;
+    let mut all = outside_of_images(system, directory, path)?;
     for (name, known, is_named) in [
         (IMAGES, images, &is_image as &dyn Fn(&str) -> bool),
         (CLOSED, BTreeSet::new(), &is_image),
         (TRASH, discarded, &is_discarded),
     ] {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        match system.open_beneath(directory, name.as_ref(), flags) {
-            Ok(folder) => all.extend(others(
-                system,
-                folder.as_fd(),
-                &path.join(name),
-                |name, kind| {
-                    // The list of images may lack one that was created after it was read.
-                    is_named(name) && kind == FileKind::File
-                },
-                &known,
-            )?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        all.extend(in_folder(
+            system,
+            directory,
+            path,
+            (name, is_named),
+            &known,
+        )?);
     }
     Ok(all)
 }

@@ -12,7 +12,7 @@ where
     tokio::spawn(work.in_current_span()).await.map_err(Broken)
 }
 
-/// The work panicked. The next reconcile handles what it left.
+/// The work panicked, in a build that does not abort then, as releases do. The next reconcile handles what it left.
 #[derive(Debug, thiserror::Error)]
 #[error("a task on the host ended in a panic")]
 pub struct Broken(#[source] tokio::task::JoinError);

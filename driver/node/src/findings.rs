@@ -5,16 +5,25 @@ mod inventory;
 mod kind;
 mod owners;
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
 
 use cistern_crds::{
     Bytes, ConditionType, HasImage, NodePool, NodePoolStatus, PoolReplica, PoolSnapshot,
     PoolSnapshotGroup, PoolVolume, StorageNode, condition,
 };
-use cistern_host::{Inventory, Owner, PoolInventory, system::BoundLoop};
+use cistern_host::{
+    Inventory, Owner, PoolInventory, Uid,
+    inventory::LogicalInventory,
+    loopdev::any_image_of,
+    system::{BoundLoop, DeviceNumber},
+};
 use kube::ResourceExt as _;
 
-use self::{index::Index, kind::finding, owners::image_of};
+use self::{
+    index::Index,
+    kind::finding,
+    owners::{UnclaimedMoving, image_of},
+};
 pub use self::{
     inventory::{groups, inventory},
     kind::{Finding, FindingKind},
@@ -46,7 +55,8 @@ pub fn findings(view: &View) -> Vec<Finding> {
     all.extend(view.pools());
     all.extend(index.unclaimed.iter().map(Unclaimed::finding));
     all.extend(view.conflicts(&index.owners));
-    all.extend(view.closed(&index.owners));
+    let moving = index.unclaimed_moving.iter();
+    all.extend(moving.map(UnclaimedMoving::finding));
     let volumes = view.volumes.iter();
     all.extend(volumes.filter_map(|it| view.object(it, &index, FindingKind::VolumeWithoutImage)));
     let snapshots = view.snapshots.iter();
@@ -55,6 +65,7 @@ pub fn findings(view: &View) -> Vec<Finding> {
     all.extend(view.groups(&index));
     all.extend(view.ledgers(&index));
     all.extend(view.loops(&index));
+    all.extend(view.mappings(&index));
     all.extend(view.mounts(&index));
     all
 }
@@ -184,8 +195,8 @@ impl View {
                     format!("it belongs to group {name}, which is gone")
                 } else {
                     format!(
-                        "it was to be taken with group {name}, which is gone, and never will be: take \
-                         its finalizer off and delete the PoolSnapshot, nothing of it is on the disk"
+                        "it was never taken, because its group {name} does not exist: remove its \
+                         finalizer and delete the PoolSnapshot; it has no data"
                     )
                 };
                 all.push(finding(
@@ -208,17 +219,12 @@ impl View {
             if pool.is_some_and(|pool| pool.silent.is_some()) {
                 continue;
             }
-            let unclaimed = index
-                .unclaimed
-                .iter()
-                .filter(|it| it.pool.uid.as_str() == status.uid);
-            let unclaimed: Bytes = unclaimed.map(|it| charged_size(it.image)).sum();
             let strays = pool.into_iter().flat_map(|pool| &pool.strays);
             let strays: Bytes = strays.filter_map(|stray| stray.size).sum();
             let expected = volumes
                 .saturating_add(snapshots)
                 .saturating_add(self.reserved_for_replicas(&status.name))
-                .saturating_add(unclaimed)
+                .saturating_add(index.unclaimed_in(&status.uid))
                 .saturating_add(strays);
             if expected != status.reserved {
                 let message = format!(
@@ -253,7 +259,8 @@ impl View {
     }
 
     fn loops(&self, index: &Index<'_>) -> Vec<Finding> {
-        let is_idle = |bound: &&BoundLoop| !index.used_loops.contains(&bound.number);
+        let is_idle =
+            |bound: &&BoundLoop| !index.used.contains(&DeviceNumber::of_loop(bound.number));
         let idle = self.inventory.loops.iter().filter(is_idle);
         idle.map(|bound| {
             let message = format!(
@@ -270,21 +277,41 @@ impl View {
         .collect()
     }
 
+    fn logical(&self) -> impl Iterator<Item = &LogicalInventory> {
+        self.inventory.pools.iter().flat_map(|pool| &pool.logical)
+    }
+
+    fn mappings(&self, index: &Index<'_>) -> Vec<Finding> {
+        let is_idle = |it: &&LogicalInventory| it.is_mapped && !index.used.contains(&it.device);
+        let idle = self.logical().filter(is_idle);
+        idle.map(|it| {
+            let message = format!(
+                "the data of image {} is decrypted, and neither mounted nor published here: another \
+                 mount namespace may hold it",
+                it.image
+            );
+            let device = format!("/dev/dm-{}", it.device.minor);
+            finding(FindingKind::MappingWithoutUse, device, message)
+        })
+        .collect()
+    }
+
     fn mounts(&self, index: &Index<'_>) -> Vec<Finding> {
-        let images: HashMap<u32, &str> = self
-            .inventory
-            .loops
-            .iter()
-            .filter_map(|bound| Some((bound.number, image_name(&bound.backing_file)?)))
-            .collect();
+        let loops = self.inventory.loops.iter();
+        let loops = loops.filter_map(|bound| {
+            let device = DeviceNumber::of_loop(bound.number);
+            Some((device, any_image_of(&bound.backing_file)?))
+        });
+        let logical = self.logical().map(|it| (it.device, it.image.clone()));
+        let images: HashMap<DeviceNumber, Uid> = loops.chain(logical).collect();
         let mut all = Vec::new();
         let mounts = self.inventory.mounts.iter();
-        let mounts = mounts.filter_map(|mount| Some((mount.device.as_loop()?, mount)));
+        let mounts = mounts.map(|mount| (mount.device, mount));
         let nodes = self.inventory.nodes.iter();
-        for (number, mount) in mounts.chain(nodes.map(|node| (node.number, &node.mount))) {
-            let image = images.get(&number);
+        for (device, mount) in mounts.chain(nodes.map(|node| (node.device, &node.mount))) {
+            let image = images.get(&device);
             if let Some(image) = image
-                && !index.owners.contains_key(image)
+                && !index.owners.contains_key(image.as_str())
             {
                 let message =
                     format!("image {image} is mounted there, but no custom resource claims it");
@@ -313,14 +340,6 @@ const NOT_OURS: &str = "Cistern did not make it and leaves it alone: move it awa
 fn reserved<K: HasImage>(objects: &[K], pool: &str) -> Bytes {
     let of_pool = objects.iter().filter(|object| object.pool_name() == pool);
     of_pool.filter_map(HasImage::reserved).sum()
-}
-
-/// The name of the image behind a loop device; None for the file of a pool.
-fn image_name(backing_file: &Path) -> Option<&str> {
-    let path = backing_file.to_str()?;
-    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-    let (folder, name) = path.rsplit_once('/')?;
-    folder.ends_with("/images").then_some(name)
 }
 
 /// Bytes that the ledger counts for an unclaimed image: as many as its custom resource has

@@ -16,10 +16,6 @@ use cistern_host::{
 };
 use kube::ResourceExt as _;
 
-/// Logical sector size of every volume in bytes. It is never derived from the pool, where it can
-/// change.
-const SECTOR_SIZE: u32 = 4096;
-
 /// An image on the disk, in terms of the custom resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
@@ -112,6 +108,9 @@ pub enum Error {
     /// An operation on the image or its pool failed.
     #[error(transparent)]
     Image(#[from] image::Error),
+    /// The image was not made, because the pool is full, and nothing of it exists.
+    #[error(transparent)]
+    NotMade(image::Error),
     /// Taking a snapshot failed.
     #[error(transparent)]
     Snapshot(#[from] snapshot::Error),
@@ -145,7 +144,9 @@ impl Error {
             Self::Difference(difference) => difference.reason(),
             Self::Ambiguous { .. } | Self::Uid(_) => Reason::IdentityConflict,
             Self::MkfsOptions(_) => Reason::ProvisioningFailed,
+            Self::NotMade(_) => Reason::NoSpace,
             Self::Snapshot(snapshot::Error::FreezeFailed { .. }) => Reason::FreezeFailed,
+            Self::Snapshot(snapshot::Error::StallTooLong { .. }) => Reason::TooManyExtents,
             Self::Snapshot(snapshot::Error::Stopped(_)) => Reason::SnapshotFailed,
             Self::Image(error) | Self::Snapshot(snapshot::Error::Image(error)) => match error {
                 image::Error::Pool(_) => Reason::PoolNotReady,
@@ -178,7 +179,9 @@ impl Error {
     pub fn uid(&self) -> Option<&Uid> {
         match self {
             Self::Snapshot(snapshot::Error::FreezeFailed { uid, .. }) => Some(uid),
-            Self::Image(error) | Self::Snapshot(snapshot::Error::Image(error)) => match error {
+            Self::Image(error)
+            | Self::NotMade(error)
+            | Self::Snapshot(snapshot::Error::Image(error)) => match error {
                 image::Error::Pool(_) | image::Error::Unsupported { .. } => None,
                 image::Error::Missing { uid, .. }
                 | image::Error::SourceMissing { uid, .. }
@@ -203,7 +206,9 @@ impl Error {
             | Self::Ambiguous { .. }
             | Self::Uid(_)
             | Self::MkfsOptions(_)
-            | Self::Snapshot(snapshot::Error::Stopped(_)) => None,
+            | Self::Snapshot(snapshot::Error::StallTooLong { .. } | snapshot::Error::Stopped(_)) => {
+                None
+            }
         }
     }
 
@@ -212,6 +217,7 @@ impl Error {
         matches!(
             self,
             Self::Image(image::Error::NoSpace { .. })
+                | Self::NotMade(_)
                 | Self::Snapshot(snapshot::Error::Image(image::Error::NoSpace { .. }))
         )
     }
@@ -248,7 +254,7 @@ impl Image {
             image: ImageStatus {
                 uid: image.uid.to_string(),
                 pool_uuid: identity.pool_uuid.to_string(),
-                sector_size: SECTOR_SIZE,
+                sector_size: image.sector_size,
             },
             size: image.size,
             allocated: image.allocated,

@@ -1,12 +1,13 @@
 //! One operation at a time per volume.
 //!
 //! *Invariant:* each change of a volume on this node holds its guard for as long as the work
-//! continues, even if the caller has stopped waiting (the guard moves into the work).
+//! continues, even if the caller has stopped waiting (the guard moves into the work). The allocation of its space does not:
+//! it takes hours and changes no data.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{runtime::Handle, sync::Notify, time::timeout};
 
 /// The volumes that are being worked on.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +51,18 @@ pub struct VolumeGuard {
     volume: String,
 }
 
+impl VolumeGuard {
+    /// Releases the lock while `work` runs, and takes it again. None if another operation does not release it within
+    /// `patience` then. Blocks.
+    pub fn unlocked<T>(self, patience: Duration, work: impl FnOnce() -> T) -> Option<(Self, T)> {
+        let (locks, volume) = (self.locks.clone(), self.volume.clone());
+        drop(self);
+        let done = work();
+        let locked = Handle::current().block_on(locks.lock_within(&volume, patience));
+        locked.map(|guard| (guard, done))
+    }
+}
+
 impl Drop for VolumeGuard {
     fn drop(&mut self) {
         self.locks.held.lock().remove(&self.volume);
@@ -84,6 +97,22 @@ mod tests {
         tokio::task::yield_now().await;
         drop(guard);
         assert!(waiting.await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn others_get_the_lock_while_long_work_runs_and_delay_what_follows() {
+        let locks = VolumeLocks::default();
+        let guard = locks.try_lock("a").unwrap();
+        let work = tokio::task::spawn_blocking(move || {
+            let is_free = || locks.try_lock("a").is_some();
+            let long = Duration::from_secs(10);
+            let (guard, was_free) = guard.unlocked(long, is_free).unwrap();
+            assert!(was_free && !is_free());
+            // Another operation begins meanwhile, and does not end.
+            let other = || locks.try_lock("a");
+            assert!(guard.unlocked(Duration::from_millis(20), other).is_none());
+        });
+        work.await.unwrap();
     }
 
     #[test]

@@ -97,6 +97,15 @@ impl Mounter {
         Ok(usable.pool)
     }
 
+    /// The pool of a volume that is to be staged, as [`Self::pool`]. Fails while a move of the volume is declared.
+    async fn pool_to_stage(&self, volume: &Volume) -> Result<Arc<dyn Engine>, Error> {
+        volume.is_staying().map_err(|why| Error::Refused {
+            volume: volume.name.clone(),
+            why: why.into(),
+        })?;
+        self.pool(volume).await
+    }
+
     /// Reads a volume that a pod is to use. Reads it from the API server if the node has a replica of it: it may be on another
     /// node by now, without having been closed here.
     async fn volume_for_pod(&self, id: &str) -> Result<Volume, Error> {

@@ -39,7 +39,7 @@ impl Sending {
         };
         let grant = self.agent.transfers.grants.get(transfer);
         let spec = grant.ok_or(Refused::NotGranted)?.spec;
-        let (pool, image) = match (&spec.snapshot_name, &spec.move_uid) {
+        let (pool_name, image) = match (&spec.snapshot_name, &spec.move_uid) {
             (Some(snapshot), _) => {
                 let found = self.snapshots.find(snapshot).await;
                 let found = found.map_err(|error| unavailable(&error))?;
@@ -52,10 +52,12 @@ impl Sending {
             (None, Some(by)) => self.retained(&spec.image, by).ok_or(Refused::NotGranted)?,
             (None, None) => return Err(Refused::NotGranted),
         };
-        let (_, Usable { pool, .. }) = self.agent.pools.usable(&pool).map_err(|why| {
+        let (_, Usable { pool, .. }) = self.agent.pools.usable(&pool_name).map_err(|why| {
             let why = crate::metadata::NotReady::from(why);
             unavailable(&why)
         })?;
+        let agent = Arc::clone(&self.agent);
+        let lost = async move { agent.pools.lost(&pool_name).await };
         // Nothing else may be compared with the image: the answer says where they differ.
         let base = base.filter(|base| spec.base_image.as_deref() == Some(base));
         let base = base.and_then(|base| base.parse().ok());
@@ -79,6 +81,7 @@ impl Sending {
             original: outgoing.original().clone(),
             base: outgoing.base().map(ToString::to_string),
             data: data(outgoing, self.agent.transfers.sent.clone()),
+            lost: lost.boxed(),
         })
     }
 }

@@ -40,6 +40,7 @@ fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
         }),
         size: Bytes::gib(1),
         allocated: Bytes::mib(64),
+        sector_size: 4096,
     };
     Image::read(&found, 0, at(format_time)).unwrap()
 }

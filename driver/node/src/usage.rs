@@ -51,6 +51,8 @@ pub struct Volume {
     adopts_filesystem: bool,
     /// The number of takeovers of its pool with which its image was verified.
     takeovers: u32,
+    /// Whether a move of it to another node is declared.
+    is_moving: bool,
     access_modes: Vec<AccessMode>,
 }
 
@@ -91,8 +93,8 @@ pub enum Unusable {
     /// Its image was last verified on another node, or before the pool was taken over.
     #[error("its disk was in another machine, and its image is not verified on this node yet")]
     NotVerified,
-    /// Its image is closed.
-    #[error("it moves to another node")]
+    /// Its image is closed, or is to be closed.
+    #[error("it moves to another node, and no other pod gets it on this one")]
     Moving,
     /// A field of the spec cannot be parsed.
     #[error("its spec has no valid {0}")]
@@ -104,7 +106,7 @@ pub enum Unusable {
     #[error("it is a raw block volume and has no filesystem")]
     NoFilesystem,
     /// A filesystem volume is requested as a block device.
-    #[error("it has a filesystem and is not given as a block device")]
+    #[error("it has a filesystem and cannot be published as a block device")]
     HasFilesystem,
     /// Another filesystem is requested.
     #[error("its filesystem is {own} and not {requested}")]
@@ -184,6 +186,7 @@ impl Volume {
             },
             adopts_filesystem: object.spec.adopt_filesystem,
             takeovers: status.takeovers,
+            is_moving: object.spec.target.is_some(),
             access_modes: object.spec.access_modes.clone(),
         })
     }
@@ -195,6 +198,16 @@ impl Volume {
             Ok(())
         } else {
             Err(Unusable::NotVerified)
+        }
+    }
+
+    /// Checks that no move of the volume is declared. Its copy on the other node may be complete, and must not miss what a pod
+    /// writes. Pods that have the volume keep it.
+    pub fn is_staying(&self) -> Result<(), Unusable> {
+        if self.is_moving {
+            Err(Unusable::Moving)
+        } else {
+            Ok(())
         }
     }
 
@@ -253,6 +266,8 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{FenceStatus, MoveTarget};
+
     use super::*;
     use crate::testing::{admitted_volume, being_deleted, ready_volume};
 
@@ -288,6 +303,25 @@ mod tests {
         assert_eq!(verified.is_verified(1), Ok(()));
         // The disk was away once more, and this view is older than that.
         assert_eq!(verified.is_verified(3), Err(Unusable::NotVerified));
+    }
+
+    #[test]
+    fn a_volume_whose_move_is_declared_stays_with_its_pods_and_is_not_for_others() {
+        let mut moving = ready_volume();
+        assert_eq!(Volume::read(&moving).unwrap().is_staying(), Ok(()));
+        moving.spec.target = Some(MoveTarget {
+            node_name: "node-2".to_owned(),
+            move_uid: "move-1".to_owned(),
+        });
+        // Its image may not be marked as closing yet.
+        assert_eq!(moving.status.as_ref().unwrap().fence, None);
+        let volume = Volume::read(&moving).unwrap();
+        assert_eq!(volume.is_staying(), Err(Unusable::Moving));
+        moving.status.as_mut().unwrap().fence = Some(FenceStatus {
+            state: FenceState::Closed,
+            move_uid: "move-1".to_owned(),
+        });
+        assert_eq!(Volume::read(&moving), Err(Unusable::Moving));
     }
 
     #[test]

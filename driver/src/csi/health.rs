@@ -21,7 +21,7 @@ const ELLIPSIS: &str = "…";
 
 /// A volume's condition: whether it is abnormal, and its worst problem (VCO-02).
 pub fn condition(problems: &[VolumeProblem]) -> v1::VolumeCondition {
-    let worst = problems.iter().rev().max_by_key(|problem| problem.severity);
+    let worst = Problem::worst(problems);
     let message = match (worst, problems.len()) {
         (None, _) => WELL.to_owned(),
         (Some(worst), 1) => brief(text(worst), MAX_STRING),

@@ -1,7 +1,8 @@
 //! Accepts connections, and passes on those whose peer has a key that is admitted.
 //!
-//! *Invariant:* at most [`HANDSHAKES`] peers without a known key are served at a time, each for at most
-//! [`HANDSHAKE`]. With more of them the oldest is disconnected, so peers that say nothing do not delay others.
+//! *Invariants:* at most [`HANDSHAKES`] peers without a known key are served at a time, each for at most
+//! [`HANDSHAKE`]. With more of them the oldest is disconnected, so peers that say nothing do not delay others. A connection
+//! whose key is not admitted any more is closed, also while its peer takes nothing.
 
 use std::{
     collections::VecDeque,
@@ -18,12 +19,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     task::{AbortHandle, JoinSet},
-    time::timeout,
+    time::{Instant, Interval, MissedTickBehavior, interval_at, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use crate::{HANDSHAKE, PublicKey};
+use crate::{Admits, HANDSHAKE, PublicKey, WATCHED};
 
 /// Handshakes at a time.
 const HANDSHAKES: usize = 64;
@@ -36,10 +37,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) fn connections(
     listener: TcpListener,
     tls: TlsAcceptor,
+    admits: Arc<Admits>,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let acceptor = Acceptor {
         listener,
         tls,
+        admits,
         handshakes: JoinSet::new(),
         oldest: VecDeque::new(),
         connections: Arc::new(Semaphore::new(CONNECTIONS)),
@@ -53,6 +56,7 @@ pub(crate) fn connections(
 struct Acceptor {
     listener: TcpListener,
     tls: TlsAcceptor,
+    admits: Arc<Admits>,
     handshakes: JoinSet<Option<Connection>>,
     /// The handshakes in the order of their begin; some may have ended.
     oldest: VecDeque<AbortHandle>,
@@ -81,6 +85,7 @@ impl Acceptor {
 
     fn begin(&mut self, stream: TcpStream) {
         let (tls, connections) = (self.tls.clone(), Arc::clone(&self.connections));
+        let admits = Arc::clone(&self.admits);
         self.oldest.retain(|handshake| !handshake.is_finished());
         if self.oldest.len() >= HANDSHAKES
             && let Some(oldest) = self.oldest.pop_front()
@@ -95,6 +100,8 @@ impl Acceptor {
             Some(Connection {
                 stream,
                 peer,
+                admits,
+                watch: watch(),
                 _permit: permit,
             })
         });
@@ -102,12 +109,32 @@ impl Acceptor {
     }
 }
 
+/// When to check whether a key is still admitted.
+fn watch() -> Interval {
+    let mut watch = interval_at(Instant::now() + WATCHED, WATCHED);
+    watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    watch
+}
+
 /// A connection whose peer has proved that it has its key.
-#[derive(Debug)]
 pub(crate) struct Connection {
     stream: TlsStream<TcpStream>,
     peer: PublicKey,
+    admits: Arc<Admits>,
+    watch: Interval,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// Fails once the key of the peer is not admitted any more, which ends the connection. Wakes the task when to look again.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.watch.poll_tick(context).is_ready() {
+            if !(self.admits)(&self.peer) {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Connected for Connection {
@@ -124,6 +151,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -134,6 +162,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -143,6 +172,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
     }
 
@@ -151,6 +181,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

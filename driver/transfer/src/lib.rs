@@ -13,14 +13,15 @@
 //!
 //! *Invariants:* nothing is sent to or taken from a peer that has not proved that it has the expected
 //! key. A connection that has not done that causes no work besides its handshake, of which few go on at a
-//! time, each for a short time. No session is resumed, so a key that was replaced cannot be used. Memory
-//! does not grow with the number of requests.
+//! time, each for a short time. No session is resumed, so a key that was replaced cannot be used. A peer that takes nothing holds
+//! no data and no connection of the source for longer than it may have them. Memory does not grow with the number of requests.
 
 mod acceptor;
 mod client;
 mod error;
 mod keys;
 mod rate;
+mod sending;
 mod server;
 mod source;
 mod tls;
@@ -39,6 +40,9 @@ pub use self::{
 
 /// Time limit for a connection to be made, and for its handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How often it is checked that a peer may still have its connection, and what is read for it.
+const WATCHED: Duration = Duration::from_secs(1);
 
 /// Interval of the messages that find a peer that is gone.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);

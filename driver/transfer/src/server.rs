@@ -2,27 +2,27 @@
 
 use std::{future::Future, sync::Arc};
 
-use cistern_host::copy::Chunk;
 use cistern_proto::transfer::v1alpha1::{
     self as proto, DescribeRequest, DescribeResponse, ReadRequest,
     transfer_server::{Transfer, TransferServer},
 };
-use futures::{Stream, StreamExt as _, stream};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes, transport::Server};
 
 use crate::{
     Error, KEEP_ALIVE, KeyPair, PublicKey, Rate, acceptor,
-    source::{Data, Opened, Refused, Source},
+    sending::{Granted, Sending},
+    source::{Opened, Refused, Source},
     tls::{self, Admits},
 };
 
 /// Calls at a time in a connection: a receiver has one.
 const CALLS: usize = 4;
 
-/// Serves the peers whose keys are admitted, until `stop` ends. Each service finds the key of its peer as an extension of
-/// the request, and decides what that may ask. Fails if the key cannot be used.
+/// Serves the peers whose keys are admitted, until `stop` ends. A connection is closed whose key is not admitted any more. Each
+/// service finds the key of its peer as an extension of the request, and decides what that may ask. Fails if the key cannot be
+/// used.
 pub async fn serve(
     listener: TcpListener,
     own: &KeyPair,
@@ -30,8 +30,10 @@ pub async fn serve(
     services: Routes,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
-    let config = tls::server(own, admits).map_err(|_| Error::Key("use the key pair"))?;
-    let connections = acceptor::connections(listener, TlsAcceptor::from(Arc::new(config)));
+    let config = tls::server(own, Arc::clone(&admits));
+    let config = config.map_err(|_| Error::Key("use the key pair"))?;
+    let tls = TlsAcceptor::from(Arc::new(config));
+    let connections = acceptor::connections(listener, tls, admits);
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
@@ -90,14 +92,19 @@ impl Transfer for Service {
             base,
         } = request.into_inner();
         let opened = self.source.open(&transfer, named(&base), offset).await?;
-        let Opened { original, data, .. } = opened;
+        let Opened {
+            original,
+            data,
+            lost,
+            base: relative_to,
+        } = opened;
         let found = original.identity.uid.to_string();
         // The transfer of this name may be another one by now.
         if named(&image).is_some_and(|image| image != found) {
             return Err(Refused::NotGranted.into());
         }
         // All data would not remove from the copy what is only in the base.
-        if opened.base.as_deref() != named(&base) {
+        if relative_to.as_deref() != named(&base) {
             let why = format!("the source does not have {base}, which the copy begins with");
             return Err(Refused::Unavailable(why).into());
         }
@@ -105,13 +112,17 @@ impl Transfer for Service {
             let size = original.size.0;
             return Err(Refused::OutOfRange { from: offset, size }.into());
         }
-        let sending = Sending {
+        let granted = Granted {
             source: Arc::clone(&self.source),
-            rate: Arc::clone(&self.rate),
-            data,
             key,
             transfer,
             image: found,
+        };
+        let sending = Sending {
+            granted,
+            rate: Arc::clone(&self.rate),
+            data,
+            lost,
         };
         Ok(Response::new(Box::pin(sending.stream())))
     }
@@ -120,53 +131,6 @@ impl Transfer for Service {
 /// What a field names; None if it is empty.
 fn named(field: &str) -> Option<&str> {
     (!field.is_empty()).then_some(field)
-}
-
-/// A stream that is sent.
-struct Sending {
-    source: Arc<dyn Source>,
-    rate: Arc<Rate>,
-    data: Data,
-    key: PublicKey,
-    transfer: String,
-    image: String,
-}
-
-impl Sending {
-    fn stream(self) -> impl Stream<Item = Result<proto::Chunk, Status>> + Send {
-        stream::unfold(Some(self), async |sending| {
-            let mut sending = sending?;
-            match sending.next().await? {
-                Ok(chunk) => Some((Ok(chunk), Some(sending))),
-                Err(refused) => Some((Err(refused.into()), None)),
-            }
-        })
-    }
-
-    async fn next(&mut self) -> Option<Result<proto::Chunk, Refused>> {
-        let Chunk {
-            offset,
-            data,
-            zeros,
-        } = match self.data.next().await? {
-            Ok(chunk) => chunk,
-            Err(refused) => return Some(Err(refused)),
-        };
-        let crc32c = crc32c::crc32c(&data);
-        self.rate.take(data.len()).await;
-        // As late as possible: the grant may have ended meanwhile.
-        let (source, image) = (&self.source, Some(&*self.image));
-        if !source.grants(&self.key, &self.transfer, image) {
-            return Some(Err(Refused::NotGranted));
-        }
-        let data = data.into();
-        Some(Ok(proto::Chunk {
-            offset,
-            data,
-            crc32c,
-            zeros,
-        }))
-    }
 }
 
 impl From<Refused> for Status {

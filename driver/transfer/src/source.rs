@@ -16,7 +16,7 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
     fn admits(&self, key: &PublicKey) -> bool;
 
     /// Whether a transfer is granted to the peer with this key, and of this image if one is named. Asked before each
-    /// chunk. Answers from memory.
+    /// chunk, and every second while the peer takes none. Answers from memory.
     fn grants(&self, key: &PublicKey, transfer: &str, image: Option<&str>) -> bool;
 
     /// Opens the snapshot of a transfer that is granted, to read its data from an offset on. If the transfer names
@@ -38,6 +38,8 @@ pub struct Opened {
     pub base: Option<String>,
     /// Its data. Nothing is read before it is asked for.
     pub data: Data,
+    /// Resolves once the data cannot be read any more.
+    pub lost: BoxFuture<'static, ()>,
 }
 
 /// Why a peer gets nothing.

@@ -25,13 +25,17 @@ use cistern_transfer::{
     Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve, service,
 };
 use cistern_types::{Bytes, Provisioning};
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{BoxFuture, pending},
+    stream,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::oneshot,
-    task::JoinHandle,
-    time::timeout,
+    task::{JoinHandle, yield_now},
+    time::{sleep, timeout},
 };
 use tonic::{Code, service::Routes};
 
@@ -39,10 +43,14 @@ const TRANSFER: &str = "of-volume-a";
 const SIZE: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(20);
 
-/// Grants transfers to keys, and sends a chunk of 4096 bytes at each MiB.
+/// Grants transfers to keys, and sends a chunk at each MiB.
 #[derive(Debug, Default)]
 struct Granting {
     granted: Mutex<HashSet<(PublicKey, String)>>,
+    /// Bytes of a chunk.
+    length: usize,
+    /// Shared by the data that is being sent.
+    held: Arc<()>,
     opened: AtomicUsize,
     /// Number of the chunk before which the grant ends.
     revoked_at: Option<u64>,
@@ -57,9 +65,24 @@ impl Granting {
         let granted = Mutex::new(HashSet::from([(key, TRANSFER.to_owned())]));
         Self {
             granted,
+            length: 4096,
             ..Self::default()
         }
     }
+
+    fn is_sending(&self) -> bool {
+        Arc::strong_count(&self.held) > 1
+    }
+}
+
+/// Waits until something holds.
+async fn eventually(mut holds: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !holds().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(SOON, waiting).await.unwrap();
 }
 
 fn original() -> Original {
@@ -120,10 +143,19 @@ impl Source for Granting {
             .filter(|it| base == Some(it));
         let numbers: Vec<u64> = (from.div_ceil(1 << 20)..SIZE >> 20).collect();
         let zeros = if base.is_some() { 4096 } else { 0 };
-        let chunks = numbers.into_iter().map(move |number| Chunk {
-            zeros,
-            ..chunk(number)
+        let length = self.length;
+        let chunks = numbers.into_iter().map(move |number| {
+            let mut chunk = chunk(number);
+            chunk.data.resize(length, 0);
+            Chunk { zeros, ..chunk }
         });
+        // They are read one by one.
+        let chunks = stream::iter(chunks).then(async |chunk| {
+            yield_now().await;
+            Ok(chunk)
+        });
+        let held = stream::repeat(Arc::clone(&self.held));
+        let data = chunks.zip(held).map(|(chunk, _)| chunk);
         let mut original = original();
         if let Some(image) = self.image.lock().unwrap().clone() {
             original.identity.uid = image;
@@ -132,7 +164,8 @@ impl Source for Granting {
             Ok(Opened {
                 original,
                 base,
-                data: stream::iter(chunks.map(Ok)).boxed(),
+                data: data.boxed(),
+                lost: pending().boxed(),
             })
         }
         .boxed()
@@ -359,6 +392,48 @@ async fn a_stream_ends_when_its_grant_ends() {
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(before.len(), 3);
     assert_eq!(code(last.as_ref().unwrap_err()), Code::PermissionDenied);
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_nothing_holds_neither_data_nor_connection_once_its_grant_ends() {
+    let own = KeyPair::generate().unwrap();
+    let granting = Arc::new(Granting {
+        length: 1 << 20,
+        ..Granting::to(own.public())
+    });
+    let sender = Sender::start(Arc::clone(&granting) as _).await;
+    let fetch = fetch(&own, sender.peer(), TRANSFER, None).await.unwrap();
+    let mut chunks = fetch.read(0).await.unwrap();
+    chunks.next().await.unwrap().unwrap();
+    assert!(granting.is_sending());
+
+    granting.granted.lock().unwrap().clear();
+    eventually(async || !granting.is_sending()).await;
+    let rest = timeout(SOON, chunks.collect::<Vec<_>>()).await.unwrap();
+    assert!(rest.last().unwrap().is_err());
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn connections_of_a_key_that_is_not_admitted_any_more_are_not_in_the_way_of_others() {
+    let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let granting = Arc::new(Granting::to(own.public()));
+    let granted = (other.public(), TRANSFER.to_owned());
+    granting.granted.lock().unwrap().insert(granted);
+    let sender = Sender::start(Arc::clone(&granting) as _).await;
+    let mut held = Vec::new();
+    while let Ok(fetched) = fetch(&own, sender.peer(), TRANSFER, None).await {
+        held.push(fetched);
+        assert!(held.len() < 100, "there is a limit");
+    }
+    let error = received(&other, &sender, 0).await.unwrap_err();
+    assert!(is_refused(&error), "{error}");
+
+    let is_other = |(key, _): &(PublicKey, String)| *key != own.public();
+    granting.granted.lock().unwrap().retain(is_other);
+    eventually(async || received(&other, &sender, 0).await.is_ok()).await;
+    drop(held);
     sender.finish().await;
 }
 

@@ -33,6 +33,15 @@ pub enum Change {
 }
 
 impl Change {
+    /// The byte behind the last one that it changes; 0 for a flush.
+    pub fn end(&self) -> u64 {
+        match self {
+            Self::Write { offset, data } => offset.saturating_add(data.len() as u64),
+            Self::Allocate { offset, length, .. } => offset.saturating_add(*length),
+            Self::Flush => 0,
+        }
+    }
+
     /// Makes the change in a file that holds the disk.
     pub fn apply(&self, disk: &File) -> io::Result<()> {
         match self {

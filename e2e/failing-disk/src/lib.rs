@@ -50,7 +50,12 @@ pub enum Mode {
     Lose,
     /// Nothing is answered until the mode is another.
     Hang,
+    /// It is well, but what changes this byte or a later one is not answered until the mode is another.
+    HangFrom(u64),
 }
+
+/// How [`Mode::HangFrom`] begins.
+const HANG_FROM: &str = "hang-from-";
 
 /// A word that is no mode.
 #[derive(Debug)]
@@ -67,21 +72,26 @@ impl FromStr for Mode {
             "eio-write" => Ok(Self::EioWrite),
             "lose" => Ok(Self::Lose),
             "hang" => Ok(Self::Hang),
-            _ => Err(UnknownMode),
+            _ => {
+                let first = word.strip_prefix(HANG_FROM).ok_or(UnknownMode)?;
+                first.parse().map(Self::HangFrom).map_err(|_| UnknownMode)
+            }
         }
     }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let word = match self {
             Self::Ok => "ok",
             Self::Record => "record",
             Self::Eio => "eio",
             Self::EioWrite => "eio-write",
             Self::Lose => "lose",
             Self::Hang => "hang",
-        })
+            Self::HangFrom(first) => return write!(f, "{HANG_FROM}{first}"),
+        };
+        f.write_str(word)
     }
 }
 

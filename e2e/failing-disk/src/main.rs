@@ -1,7 +1,7 @@
 //! Serves a file that fails on demand: `failing-disk MOUNTPOINT BACKING-FILE SIZE`.
 //!
 //! Prints `mounted` when `MOUNTPOINT/disk` is there, and runs until it is killed or unmounted. How the
-//! disk behaves says `BACKING-FILE.mode`: `ok`, `record`, `eio`, `eio-write`, `lose` or `hang`. It is read at
+//! disk behaves says `BACKING-FILE.mode`: `ok`, `record`, `eio`, `eio-write`, `lose`, `hang` or `hang-from-BYTE`. It is read at
 //! each request, so that a mode holds from the moment in which it was written.
 //!
 //! *Invariant:* only the disk's data fails or hangs, never its name or size: whoever lists loop devices,
@@ -125,7 +125,8 @@ impl Disk {
     /// Answers a request that changes the disk without data of its own.
     fn change(&self, change: Change, reply: ReplyEmpty) {
         let storage = Arc::clone(&self.storage);
-        self.modes.answer(Access::Write, move |permitted| {
+        let access = Access::Write { end: change.end() };
+        self.modes.answer(access, move |permitted| {
             match permitted.and_then(|outcome| storage.change(&change, outcome)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(error.into()),
@@ -199,7 +200,8 @@ impl Filesystem for Disk {
             offset,
             data: data.to_vec(),
         };
-        self.modes.answer(Access::Write, move |permitted| {
+        let access = Access::Write { end: change.end() };
+        self.modes.answer(access, move |permitted| {
             let written = permitted.and_then(|outcome| {
                 storage.change(&change, outcome)?;
                 u32::try_from(length).map_err(io::Error::other)

@@ -19,7 +19,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
-    Write,
+    /// Changes bytes before this one.
+    Write {
+        end: u64,
+    },
 }
 
 /// What is to become of a request that does not fail.
@@ -74,15 +77,19 @@ impl Modes {
 
     fn answer_boxed(&self, access: Access, answer: Answer) {
         match (self.now(), access) {
-            (Mode::Ok, _) | (Mode::Record | Mode::EioWrite | Mode::Lose, Access::Read) => {
+            (Mode::Ok, _)
+            | (Mode::Record | Mode::EioWrite | Mode::Lose | Mode::HangFrom(_), Access::Read) => {
                 answer(Ok(Outcome::Done));
             }
-            (Mode::Record, Access::Write) => answer(Ok(Outcome::Recorded)),
-            (Mode::Lose, Access::Write) => answer(Ok(Outcome::Lost)),
-            (Mode::Eio, _) | (Mode::EioWrite, Access::Write) => {
+            (Mode::HangFrom(first), Access::Write { end }) if end <= first => {
+                answer(Ok(Outcome::Done));
+            }
+            (Mode::Record, Access::Write { .. }) => answer(Ok(Outcome::Recorded)),
+            (Mode::Lose, Access::Write { .. }) => answer(Ok(Outcome::Lost)),
+            (Mode::Eio, _) | (Mode::EioWrite, Access::Write { .. }) => {
                 answer(Err(io::Error::from_raw_os_error(EIO)));
             }
-            (Mode::Hang, _) => {
+            (Mode::Hang, _) | (Mode::HangFrom(_), Access::Write { .. }) => {
                 let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
                 held.push((access, answer));
             }

@@ -1,6 +1,6 @@
 //! Admission of volumes, and its cost in writes to the API server.
 
-use cistern_crds::{Bytes, ConditionType, Consistency, Provisioning};
+use cistern_crds::{Bytes, ConditionType, Consistency, Provisioning, condition};
 use futures::{StreamExt as _, future::join_all};
 use kube::{
     Api, ResourceExt as _,
@@ -151,6 +151,33 @@ async fn r12_of_twenty_concurrent_volumes_as_many_are_admitted_as_fit() {
     {
         node.force_delete(&object.name_any()).await;
     }
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r12_a_volume_that_a_pool_filled_by_others_cannot_make_is_refused_and_leaves_nothing() {
+    let node = Fixture::start("agent-full-disk").await;
+    // The ledger does not know it, because it has the prefix of Cistern's own files.
+    let fill = "cd $0/..
+        free=$(($(stat -f -c '%a * %S' .) - (128 << 20)))
+        until fallocate -l $free .cistern-filler; do free=$((free - (1 << 20))); done";
+    node.shell(fill, &[]).await;
+    let mut desired = node.desired_volume("thick", Bytes::mib(512));
+    desired.spec.attributes.provisioning = Provisioning::Thick;
+    let object = node.create(&desired).await;
+    let refused = has_condition(ConditionType::Admitted, "False", "NoSpace");
+    let object = node
+        .until(&object.name_any(), "to be refused", refused)
+        .await;
+    let found = status(&object);
+    assert_eq!((found.reserved, found.size), (None, None));
+    let ready = condition::find(&found.conditions, ConditionType::Ready).unwrap();
+    assert!(ready.message.contains("no space left"), "{ready:?}");
+    assert_eq!(node.shell("ls $0; ls $0/../tmp", &[]).await, "");
+    node.force_delete(&object.name_any()).await;
+
+    node.shell("rm $0/../.cistern-filler", &[]).await;
+    node.create_ready(&desired).await;
     node.finish().await;
 }
 

@@ -138,16 +138,17 @@ async fn a_thick_volume_that_lacks_blocks_is_staged_and_reported_until_they_are_
 }
 
 /// Makes the image `$1` alternate between blocks and holes of 4 KiB, from its first block by reflinks.
-const MAKE_HOLES: &str = "cd $0
+pub(crate) const MAKE_HOLES: &str = "cd $0
     xfs_io -c 'pwrite -q 0 4k' $1
     for power in $(seq 13 28); do
         size=$((1 << power))
         xfs_io -c \"reflink -q $1 0 $size $size\" $1
     done";
 
-/// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, until there is a file `$3`.
+/// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, which may be closed before, until there is a file `$3`.
 /// Does not leave it frozen if the test fails.
-const FREEZE_WHILE_ALLOCATING: &str = "until [ $(($(stat -c %b $0/$1) * 512)) -ge $2 ]; do :; done
+pub(crate) const FREEZE_WHILE_ALLOCATING: &str = "cd $0
+    until [ $(($(stat -c %b $1 2>/dev/null || echo 0) * 512)) -ge $2 ]; do :; done
     fsfreeze --freeze $0
     for _ in $(seq 600); do [ -e $3 ] && break; sleep 0.1; done
     fsfreeze --unfreeze $0";
@@ -191,8 +192,55 @@ async fn the_progress_of_a_volume_that_becomes_thick_is_reported_until_it_is_all
     node.finish().await;
 }
 
+#[tokio::test]
+async fn a_volume_that_is_being_allocated_is_published_and_unpublished_and_can_become_thin_again() {
+    let node = Fixture::start("agent-progress-stopped").await;
+    let size = Bytes::mib(512);
+    let volume = node.block_volume("device", size).await;
+    let (name, image) = (volume.name_any(), status(&volume).image.unwrap().uid);
+    node.shell(MAKE_HOLES, &[&image]).await;
+    let some = (node.allocated(&volume).await + Bytes::mib(20).0).to_string();
+    let kubelet = KubeletVolume::of(&node, &volume);
+    kubelet.stage(&[]).await.unwrap();
+
+    let seen = node.driver.kubelet_root().join("seen");
+    let seen_path = text(&seen);
+    let arguments = [&image, &some, &seen_path].map(String::as_str);
+    let freeze = node.shell(FREEZE_WHILE_ALLOCATING, &arguments);
+    let provisioning =
+        |it: Provisioning| serde_json::json!({"spec": {"attributes": {"provisioning": it}}});
+    let use_it = async {
+        node.patch(&name, provisioning(Provisioning::Thick)).await;
+        let is_under_way = |object: &PoolVolume| percent_of(object).is_some_and(|it| it > 0);
+        node.until(&name, "to report its progress", is_under_way)
+            .await;
+        kubelet.publish("pod", &[], false).await.unwrap();
+        kubelet.unpublish("pod").await.unwrap();
+        node.patch(&name, provisioning(Provisioning::Thin)).await;
+        eventually("the allocation to be stopped", SOON, async || {
+            let log = node.driver.node().process().log();
+            let stops = log.contains("stopping the allocation");
+            stops.then_some(()).ok_or(log)
+        })
+        .await;
+        std::fs::write(&seen, "").unwrap();
+    };
+    tokio::join!(freeze, use_it);
+
+    let is_thin = |object: &PoolVolume| {
+        let admitted = status(object).attributes;
+        admitted.is_some_and(|it| it.provisioning == Provisioning::Thin)
+            && has_condition(ConditionType::AttributesApplied, "True", "Reconciled")(object)
+    };
+    node.until(&name, "to be thin again", is_thin).await;
+    assert!(node.allocated(&volume).await < size.0);
+    kubelet.unstage().await.unwrap();
+    drop(kubelet);
+    node.finish().await;
+}
+
 /// The percentage in the condition of a volume that is being allocated.
-fn percent_of(object: &PoolVolume) -> Option<u8> {
+pub(crate) fn percent_of(object: &PoolVolume) -> Option<u8> {
     let (_, progress) = object.allocating()?.message.split_once("Z: ")?;
     progress.split_once(" % are done")?.0.parse().ok()
 }

@@ -2,48 +2,13 @@
 //! stand for disks.
 
 use cistern_crds::{Bytes, Disk, StorageNodeStatus};
-use cistern_e2e::{ControlPlane, Driver, Folder, LoopDevice, eventually, process::output};
+use cistern_e2e::{
+    ControlPlane, Driver, Folder, LoopDevice, NodeDisk, eventually, process::output,
+};
 use failing_disk::{FailingDisk, Mode};
 use serde_json::{Value, json};
 
 use crate::{SCRIPT, SOON};
-
-/// Makes the names in `/dev/disk/by-id` visible in the mount namespace of the node alone.
-const OWN_NAMES: &str = "mkdir -p /dev/disk
-mountpoint -q /dev/disk || mount -t tmpfs names /dev/disk
-mkdir -p /dev/disk/by-id";
-
-/// A disk of a node: a loop device over a file.
-pub(crate) struct NodeDisk {
-    pub(crate) device: LoopDevice,
-    pub(crate) path: String,
-    _folder: Folder,
-}
-
-impl NodeDisk {
-    /// Attaches a disk with this name in `/dev/disk/by-id` of the node.
-    pub(crate) async fn attach(driver: &Driver, name: &str, size: Bytes) -> Self {
-        let folder = Folder::new();
-        let file = folder.join("disk");
-        std::fs::File::create(&file)
-            .unwrap()
-            .set_len(size.0)
-            .unwrap();
-        let script = format!(
-            "{OWN_NAMES}
-            device=$(losetup --find --show {})
-            ln -s $device /dev/disk/by-id/{name}
-            echo $device",
-            file.display()
-        );
-        let device = shell(driver, &script).await;
-        Self {
-            device: LoopDevice::new(&device),
-            path: format!("/dev/disk/by-id/{name}"),
-            _folder: folder,
-        }
-    }
-}
 
 /// Runs a script on the node.
 pub(crate) async fn shell(driver: &Driver, script: &str) -> String {

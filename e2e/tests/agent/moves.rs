@@ -1,7 +1,9 @@
 //! Volumes that move to another node. The tests act as the operator, which declares, commits and undoes moves.
 
+mod created_again;
 mod encryption;
 mod passes;
+mod thick;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -256,12 +258,17 @@ impl Moving {
     }
 
     async fn reserves(&self, node: &Fixture, bytes: Bytes) {
-        let what = format!("node {} to reserve {bytes}", node.name);
-        eventually(&what, SOON, async || {
+        let what = format!("to reserve {bytes}");
+        self.reserves_as(node, &what, |reserved| reserved == bytes)
+            .await;
+    }
+
+    async fn reserves_as(&self, node: &Fixture, what: &str, is: impl Fn(Bytes) -> bool) {
+        eventually(&format!("node {} {what}", node.name), SOON, async || {
             let pools = node.driver.storage_node().await.status.unwrap().pools;
             let is_it = |pool: &&NodePoolStatus| pool.name == self.pool;
             let reserved = pools.iter().find(is_it).unwrap().reserved;
-            (reserved == bytes)
+            is(reserved)
                 .then_some(())
                 .ok_or_else(|| reserved.to_string())
         })
@@ -392,6 +399,8 @@ async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_cl
     source.force_delete(&name).await;
     moving.hand_over(&retained).await;
     assert_eq!(moving.files(source, "closed").await.trim(), image);
+    // No object counts it.
+    moving.reserves(source, Bytes::mib(320)).await;
     // The same spec has the target: it is closed for that again, until the move is undone.
     let mut anew = anew;
     anew.spec.target = Some(MoveTarget {
@@ -415,7 +424,7 @@ async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_cl
     let is_refused = |object: &PoolVolume| {
         let conditions = object.status.iter().flat_map(|it| &it.conditions);
         let mut messages = conditions.map(|it| &it.message);
-        messages.any(|it| it.contains("is being moved to another node"))
+        messages.any(|it| it.contains("is being moved by the VolumeMove"))
     };
     source.until(&name, "to be refused", is_refused).await;
     assert_eq!(moving.files(source, "closed").await.trim(), image);

@@ -6,13 +6,13 @@ use cistern_crds::{
     Bytes, ConditionType, NodePool, NodePoolStatus, Reason, condition,
     pool::{DeviceSource, ReplacedDisk},
 };
-use cistern_e2e::{Folder, LoopDevice, eventually};
+use cistern_e2e::{Folder, LoopDevice, NodeDisk, eventually};
 use failing_disk::{FailingDisk, Mode};
 use kube::ResourceExt as _;
 
 use crate::{
     Fixture, SOON,
-    disks::{NodeDisk, disk_until, shell},
+    disks::{disk_until, shell},
 };
 
 const OF_FAILING: &str = "/dev/disk/by-id/wwn-replaced-0";

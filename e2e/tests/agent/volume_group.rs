@@ -5,7 +5,7 @@ mod disks;
 mod life;
 mod pools;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use cistern_crds::{
     Bytes, NodePool, NodePoolStatus, PoolVolume, Provisioning,
@@ -16,6 +16,7 @@ use cistern_e2e::{
     driver::Options,
     process::{checked, dying_with_us},
 };
+use failing_disk::{FailingDisk, Mode};
 use kube::{Api, ResourceExt as _};
 
 use crate::Fixture;
@@ -28,10 +29,12 @@ const EXTENT: Bytes = Bytes::mib(4);
 const CONFIG: &str = "devices { use_devicesfile=0 hints=\"none\" scan_lvs=0 } \
     activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 } backup { backup=0 archive=0 }";
 
-/// A volume group of two disks, which ends with the test.
+/// A volume group of two disks, or of one that fails on demand, which ends with the test.
 struct Group {
     name: String,
     disks: Vec<LoopDevice>,
+    // Dropped after the device that holds it open.
+    failing: Option<FailingDisk>,
     _folder: Folder,
 }
 
@@ -43,19 +46,34 @@ impl Group {
         group
     }
 
+    /// Makes a group of one disk that fails on demand.
+    fn failing(node: &str) -> Self {
+        let folder = Folder::new();
+        let program = dying_with_us(failing_disk::program().unwrap());
+        let disk = FailingDisk::start(program, folder.path(), DISK.0).unwrap();
+        let group = Self {
+            name: name_for(node),
+            disks: vec![attach(&disk.path())],
+            failing: Some(disk),
+            _folder: folder,
+        };
+        group.make();
+        group
+    }
+
     /// The disks alone, without LVM's labels.
     fn of_disks(node: &str) -> Self {
         let folder = Folder::new();
-        let attach = |index| {
+        let disk = |index| {
             let file = folder.join(format!("disk-{index}"));
             let disk = std::fs::File::create(&file).unwrap();
             disk.set_len(DISK.0).unwrap();
-            let printed = run("losetup", &["--find", "--show", file.to_str().unwrap()]);
-            LoopDevice::new(&printed)
+            attach(&file)
         };
         Self {
             name: name_for(node),
-            disks: (0..2).map(attach).collect(),
+            disks: (0..2).map(disk).collect(),
+            failing: None,
             _folder: folder,
         }
     }
@@ -64,6 +82,11 @@ impl Group {
         let disks = self.paths();
         self.lvm("pvcreate", &[&["--yes"][..], &disks].concat());
         self.lvm("vgcreate", &[&[&*self.name][..], &disks].concat());
+    }
+
+    /// Sets how the disk behaves that fails on demand.
+    fn set(&self, mode: Mode) {
+        self.failing.as_ref().unwrap().set(mode).unwrap();
     }
 
     fn paths(&self) -> Vec<&str> {
@@ -114,6 +137,12 @@ impl Drop for Group {
     }
 }
 
+/// Makes a loop device over a file.
+fn attach(file: &Path) -> LoopDevice {
+    let printed = run("losetup", &["--find", "--show", file.to_str().unwrap()]);
+    LoopDevice::new(&printed)
+}
+
 /// The name of the group of a node.
 fn name_for(node: &str) -> String {
     format!("vg-of-{node}")
@@ -153,9 +182,14 @@ impl Fixture {
     /// A node with a pool that is a volume group.
     async fn on_group(name: &str) -> (Self, Group) {
         let (node, group) = (Self::without_pools(name).await, Group::new(name));
-        node.add_pool(group_pool(name)).await;
-        node.driver.ready_pool(name).await;
+        node.add_group().await;
         (node, group)
+    }
+
+    /// Adds the pool that is the volume group of the node.
+    async fn add_group(&self) {
+        self.add_pool(group_pool(&self.name)).await;
+        self.driver.ready_pool(&self.name).await;
     }
 
     async fn add_pool(&self, pool: NodePool) {

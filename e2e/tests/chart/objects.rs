@@ -1,11 +1,14 @@
 //! For the same choices, Helm and kustomize render the same objects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use cistern_crds::definitions;
 use cistern_e2e::{
     kustomize::overlay,
-    process::{command, output, tool},
+    process::{command, output, tool, workspace},
 };
 use serde_json::{Value, json};
 
@@ -95,8 +98,8 @@ fn choices() -> Vec<Choice> {
     let directory = stated_path("cistern-pool-directory", "/data");
     let digest = "sha256:0123456789012345678901234567890123456789012345678901234567890123";
     let images = json!([
-        {"name": "cistern/driver", "newName": "registry.example/driver", "newTag": "v9"},
-        {"name": "cistern/operator", "newName": "registry.example/operator", "newTag": "v9"},
+        {"name": "cistern.invalid/driver", "newName": "registry.example/driver", "newTag": "v9"},
+        {"name": "cistern.invalid/operator", "newName": "registry.example/operator", "newTag": "v9"},
         {"name": "registry.k8s.io/sig-storage/csi-resizer", "newTag": "v2.3.0", "digest": digest},
     ]);
     let other_images = [
@@ -211,11 +214,38 @@ async fn rendered_by_helm(choice: &Choice) -> Objects {
     objects
 }
 
+/// Nobody has published the images. A name in a public registry would run what a stranger puts there.
+#[tokio::test]
+async fn the_manifests_name_images_of_cistern_that_no_registry_has() {
+    for folder in [".", "snapshots", "kind", "kind-snapshots"] {
+        let rendered = kustomized(&workspace().join("manifests").join(folder)).await;
+        let own: Vec<String> = documents(&rendered)
+            .flat_map(|object| images(&object))
+            .filter(|image| !image.starts_with("registry.k8s.io/sig-storage/"))
+            .collect();
+        // Those of operator, controller and node plugin.
+        assert_eq!(own.len(), 3, "{folder}: {own:?}");
+        let is_nowhere = |image: &String| image.starts_with("cistern.invalid/");
+        assert!(own.iter().all(is_nowhere), "{folder}: {own:?}");
+    }
+}
+
+/// Returns the images of an object's containers.
+fn images(object: &Value) -> Vec<String> {
+    let containers = object["spec"]["template"]["spec"]["containers"].as_array();
+    let images = containers.into_iter().flatten().map(|it| &it["image"]);
+    images.map(|it| it.as_str().unwrap().to_owned()).collect()
+}
+
+async fn kustomized(folder: &Path) -> String {
+    let mut kustomize = command(tool("kubectl").await);
+    kustomize.arg("kustomize").arg(folder);
+    output(kustomize, SOON).await
+}
+
 async fn rendered_by_kustomize(choice: &Choice) -> Objects {
     let folder = overlay(choice.overlay.clone());
-    let mut kustomize = command(tool("kubectl").await);
-    kustomize.arg("kustomize").arg(folder.path());
-    let built = output(kustomize, SOON).await;
+    let built = kustomized(folder.path()).await;
     // Kustomize takes these kinds of the cluster for namespaced ones. The API server ignores the namespace.
     by_name(documents(&built).map(|mut object| {
         if POLICIES.contains(&object["kind"].as_str().unwrap()) {

@@ -12,7 +12,7 @@ use k8s_openapi::{
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
 
-use crate::{SOON, chart};
+use crate::{REQUIRED, SOON, chart};
 
 #[tokio::test]
 async fn pools_and_definitions_survive_the_release() {
@@ -20,7 +20,15 @@ async fn pools_and_definitions_survive_the_release() {
     let client = control_plane.client();
     let chart = chart();
     let chart = chart.to_str().unwrap();
-    let install = ["install", "cistern", chart, "--create-namespace"];
+    let [driver, operator] = REQUIRED;
+    let install = [
+        "install",
+        "cistern",
+        chart,
+        driver,
+        operator,
+        "--create-namespace",
+    ];
     helm(&control_plane, &install).await;
     let pools: Api<StoragePool> = Api::all(client.clone());
     let pool: StoragePool = serde_json::from_value(json!({
@@ -41,6 +49,8 @@ async fn pools_and_definitions_survive_the_release() {
         "upgrade",
         "cistern",
         chart,
+        driver,
+        operator,
         "--set=kubeletRoot=/data/kubelet,operator.replicas=3,networkPolicy.enabled=true",
     ];
     helm(&control_plane, &changed).await;

@@ -8,7 +8,7 @@ use cistern_e2e::{
 };
 use serde_json::{Value, json};
 
-use crate::{SOON, template};
+use crate::{SOON, template, template_without_values};
 
 const README: &str = include_str!("../../../charts/cistern/README.md");
 const VALUES: &str = include_str!("../../../charts/cistern/values.yaml");
@@ -39,6 +39,21 @@ async fn the_schema_refuses_what_is_no_value() {
         assert!(!refused.status.success(), "{value} is taken");
         assert!(stderr.contains("schema"), "{value}: {stderr}");
         assert!(stderr.contains(names), "{value}: {stderr}");
+    }
+}
+
+/// A default would be a name that anybody may take in a public registry, and nodes would run what is there.
+#[tokio::test]
+async fn the_chart_is_refused_without_the_names_of_both_images() {
+    let helm = template_without_values().await;
+    let refused = run(helm, SOON).await;
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "it is rendered");
+    for image in ["driver", "operator"] {
+        assert!(
+            stderr.contains(&format!("/image/{image}/repository")),
+            "{stderr}"
+        );
     }
 }
 

@@ -11,7 +11,8 @@ use cistern_crds::{
     testing::{image_source, node_pool, volume_group_source},
     time::from_kubernetes,
 };
-use cistern_e2e::{ControlPlane, eventually};
+use cistern_e2e::{ControlPlane, Replica, eventually};
+use cistern_proto::csi::v1;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Api, ResourceExt as _,
@@ -20,6 +21,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
+
+use crate::topology;
 
 /// Timeout of calls and waits that are expected to succeed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -94,6 +97,24 @@ impl Cluster {
     /// Writes the agent's report of a ready pool of 10 GiB with `gib` GiB of room.
     pub(crate) async fn set_room(&self, node: &str, gib: u64) {
         self.report(node, &[(&self.pool, gib)]).await;
+    }
+
+    /// Waits until the controller sees the room of a node in GiB.
+    pub(crate) async fn until_room(&self, replica: &Replica, node: &str, gib: i64) {
+        let what = format!("the controller to see {gib} GiB of room on {node}");
+        eventually(&what, PATIENCE, async || {
+            let request = v1::GetCapacityRequest {
+                parameters: [("pool".to_owned(), self.pool.clone())].into(),
+                accessible_topology: Some(topology(&self.node(node))),
+                ..v1::GetCapacityRequest::default()
+            };
+            let answer = replica.client().await.get_capacity(request).await;
+            let room = answer.unwrap().into_inner().available_capacity >> 30;
+            (room == gib)
+                .then_some(())
+                .ok_or_else(|| format!("{room} GiB"))
+        })
+        .await;
     }
 
     /// Writes the agent's report of ready pools of 10 GiB, each with its room in GiB.

@@ -1,7 +1,7 @@
 //! CreateVolume from a snapshot or a volume.
 
 use cistern_crds::{Bytes, Reason};
-use cistern_e2e::{ControlPlane, Replica, eventually};
+use cistern_e2e::{ControlPlane, Replica};
 use cistern_proto::csi::v1::{
     self,
     volume_capability::{AccessType, BlockVolume, MountVolume},
@@ -191,22 +191,6 @@ async fn a_copy_of_a_full_or_silent_source_that_can_be_nowhere_fails_with_a_back
     )
     .await;
     let everywhere = requirement(&[cluster.node("b"), cluster.node("a")]);
-    let until_room = async |gib: i64| {
-        let what = format!("the controller to see {gib} GiB of room");
-        eventually(&what, PATIENCE, async || {
-            let request = v1::GetCapacityRequest {
-                parameters: [("pool".to_owned(), cluster.pool.clone())].into(),
-                accessible_topology: Some(topology(&cluster.node("a"))),
-                ..v1::GetCapacityRequest::default()
-            };
-            let answer = replica.client().await.get_capacity(request).await;
-            let room = answer.unwrap().into_inner().available_capacity >> 30;
-            (room == gib)
-                .then_some(())
-                .ok_or_else(|| format!("{room} GiB"))
-        })
-        .await;
-    };
     let refused = async |reason: &str| {
         for (name, source) in [
             ("full-source-clone", of_volume("full-source-volume")),
@@ -226,12 +210,12 @@ async fn a_copy_of_a_full_or_silent_source_that_can_be_nowhere_fails_with_a_back
         }
     };
     cluster.set_room("a", 0).await;
-    until_room(0).await;
+    cluster.until_room(&replica, "a", 0).await;
     refused("has room for 0").await;
     cluster.set_room("a", 5).await;
-    until_room(5).await;
+    cluster.until_room(&replica, "a", 5).await;
     cluster.silence("a").await;
-    until_room(0).await;
+    cluster.until_room(&replica, "a", 0).await;
     // Also if there is room elsewhere: nothing can be read.
     cluster.set_room("b", 5).await;
     refused("does not report").await;

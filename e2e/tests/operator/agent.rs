@@ -1,14 +1,15 @@
-//! A pool is created on a node and removed from it by a real operator and a real agent.
+//! Disks are listed, and a pool is created on a node and removed from it, by a real operator and a real agent.
 
 use std::time::Duration;
 
-use cistern_e2e::Driver;
+use cistern_crds::Bytes;
+use cistern_e2e::{Driver, NodeDisk, eventually};
 use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    cluster::{Cluster, SOON},
+    cluster::{Cluster, SOON, plugin},
     objects::{Objects, create, delete, gone},
 };
 
@@ -41,6 +42,39 @@ async fn a_pool_is_created_used_and_removed_and_one_deleted_during_creation_leav
     }
     let node = api.storage_nodes().get("real-1").await.unwrap();
     assert!(node.spec.pools.is_empty() && node.status.unwrap().pools.is_empty());
+    driver.finish().await;
+}
+
+#[tokio::test]
+async fn a_node_without_a_pool_lists_its_disks_and_nothing_holds_its_storage_node() {
+    const NODE: &str = "bare-1";
+    let cluster = Cluster::shared().await;
+    let api = cluster.api();
+    let driver = Driver::start(&cluster.control_plane, NODE).await;
+    // The operator deletes that of the driver, which has no Node yet.
+    gone(&api.storage_nodes(), NODE).await;
+    let disk = NodeDisk::attach(&driver, "wwn-bare-1", Bytes::gib(1)).await;
+    api.add_node(NODE, &[]).await;
+    eventually("discover to list the blank disk", SOON, async || {
+        let (_, said) = plugin(cluster, &["discover", "--node", NODE], "").await;
+        let is_it = |line: &&str| {
+            line.starts_with(NODE) && line.contains(&disk.path) && line.trim_end().ends_with("yes")
+        };
+        let listed = said.lines().find(is_it).map(drop);
+        listed.ok_or_else(|| said.clone())
+    })
+    .await;
+    let metrics = cluster.operator.get("/metrics").await.unwrap();
+    let reporting = format!("agent_reporting{{node=\"{NODE}\"}}");
+    assert!(!metrics.contains(&reporting), "{metrics}");
+
+    let node = api.storage_nodes().get(NODE).await.unwrap();
+    assert!(node.spec.pools.is_empty() && node.finalizers().is_empty());
+    delete(&api.storage_nodes(), NODE).await;
+    api.storage_node("another StorageNode", NODE, |again| {
+        (again.uid() != node.uid()).then_some(())
+    })
+    .await;
     driver.finish().await;
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     cluster::{Cluster, plugin},
-    objects::{Objects, condition_message, create, delete, gone},
+    objects::{Objects, change, condition_message, create, delete, gone},
 };
 
 /// Waits until the conditions of the StorageNode report `NodeGone`, and returns the message of `Ready`.
@@ -63,6 +63,8 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
     api.pool_is("gone", "True", "Reconciled").await;
     driver.ready_pool("gone").await;
     let (volume, snapshot) = fill(&driver).await;
+    let cordoned = json!({"spec": {"cordonedNodes": ["gone-1"]}});
+    change(&api.pools(), "gone", cordoned).await;
 
     // The command refuses first because the Node exists, then because of the agent's pod.
     let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
@@ -120,6 +122,9 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
 
     let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
     assert_eq!(code, 0, "{output}");
+    // A new node of that name takes new volumes.
+    let uncordoned = "pool gone is uncordoned on gone-1\n";
+    assert!(output.contains(uncordoned), "{output}");
     gone(&api.storage_nodes(), "gone-1").await;
     let volumes: Option<PoolVolume> = api.volumes().get_opt(&volume).await.unwrap();
     let snapshots: Option<PoolSnapshot> = api.snapshots().get_opt(&snapshot).await.unwrap();

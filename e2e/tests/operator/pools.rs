@@ -3,7 +3,7 @@
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolVolume, names,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{eventually, objects::write_status};
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
@@ -59,13 +59,10 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     let node = api.storage_nodes().get("sel-1").await.unwrap();
     assert_eq!(node.spec.topology[names::TOPOLOGY_KEY], "sel-1");
     assert_eq!(node.finalizers(), [names::FINALIZER]);
-    assert!(
-        api.storage_nodes()
-            .get_opt("sel-2")
-            .await
-            .unwrap()
-            .is_none()
-    );
+    let other = api
+        .storage_node("StorageNode sel-2", "sel-2", |node| Some(node.clone()))
+        .await;
+    assert!(other.spec.pools.is_empty() && other.finalizers().is_empty());
 
     let message = api.pool_is("sel", "False", "NodesNotReady").await;
     assert!(message.contains("sel-1"), "{message}");
@@ -86,6 +83,8 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     )
     .await;
     api.carried("sel-2", "sel").await;
+    let other = api.storage_nodes().get("sel-2").await.unwrap();
+    assert_eq!(other.finalizers(), [names::FINALIZER]);
     api.report("sel-2", "sel", Bytes::gib(9)).await;
     api.add_volume("sel-volume", "sel", "sel-1").await;
     change(
@@ -245,6 +244,8 @@ async fn a_pool_is_not_overcommitted_while_it_has_thick_volumes_or_snapshots() {
     };
     let volume = api.add_volume("oc-thin", "oc", "oc-1").await;
     create(&api.volumes(), &thick("oc-volume", json!(volume.spec))).await;
+    let admitted = json!({"reserved": "1Gi", "attributes": {"provisioning": "Thick"}});
+    write_status(&api.volumes(), "oc-volume", admitted).await;
     let snapshot = api.add_snapshot("oc-thin", "oc", "oc-2").await;
     create(
         &api.snapshots(),
@@ -299,6 +300,39 @@ async fn a_pool_is_not_overcommitted_while_it_has_thick_volumes_or_snapshots() {
     .await;
     let note = api.event(&class.uid().unwrap(), "PoolOvercommitted").await;
     assert!(note.contains("StoragePool oc"), "{note}");
+}
+
+#[tokio::test]
+async fn a_pool_stays_overcommitted_while_a_thick_volume_is_only_requested() {
+    let api = Cluster::shared().await.api();
+    api.add_node("asked-1", &[("asked", "yes")]).await;
+    for pool in ["asked", "granted"] {
+        api.add_pool(pool, &[("asked", "yes")]).await;
+        let percent = json!({"spec": {"overcommitPercent": 200}});
+        change(&api.pools(), pool, percent).await;
+        let volume = format!("{pool}-volume");
+        api.add_volume(&volume, pool, "asked-1").await;
+        let admitted = json!({"reserved": "1Gi", "attributes": {"provisioning": "Thin"}});
+        write_status(&api.volumes(), &volume, admitted).await;
+    }
+    // The operator writes both percentages together, and sees the request first.
+    let reaches = async |granted: u32| {
+        let what = format!("pool granted to be at {granted} %");
+        let asked = api.storage_node(&what, "asked-1", |node| {
+            let percent = |pool: &str| {
+                let mut entries = node.spec.pools.iter();
+                let entry = entries.find(|entry| entry.name == pool)?;
+                Some(entry.overcommit_percent)
+            };
+            (percent("granted")? == granted).then(|| percent("asked"))
+        });
+        assert_eq!(asked.await, Some(200));
+    };
+    reaches(200).await;
+    let thick = json!({"attributes": {"provisioning": "Thick"}});
+    change(&api.volumes(), "asked-volume", json!({"spec": thick})).await;
+    write_status(&api.volumes(), "granted-volume", thick).await;
+    reaches(100).await;
 }
 
 #[tokio::test]

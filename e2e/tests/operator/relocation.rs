@@ -5,6 +5,7 @@ mod killed;
 mod kubelet;
 mod nodes;
 mod passes;
+mod persistent_volumes;
 mod standby;
 
 use cistern_crds::Bytes;
@@ -13,7 +14,10 @@ use kube::ResourceExt as _;
 use serde_json::json;
 
 use self::nodes::{Nodes, is_ready};
-use crate::{cluster::Cluster, objects::delete};
+use crate::{
+    cluster::Cluster,
+    objects::{change, delete},
+};
 
 #[tokio::test]
 async fn an_unused_volume_moves_to_the_node_with_room_and_its_persistent_volume_follows() {
@@ -107,6 +111,42 @@ async fn a_move_that_cannot_begin_says_why_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_volume_stays_while_its_pods_could_not_be_scheduled_on_the_new_node() {
+    let cluster = Cluster::shared().await;
+    let nodes = Nodes::start(cluster, "unsuitable", 0).await;
+    let [first, second] = nodes.names.clone();
+    let name = "unsuitable-v";
+    nodes.add_volume(name).await;
+    nodes.add_pod_of_set(name, &first, &[name]).await;
+    let taint = json!([{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]);
+    change(
+        &nodes.api.nodes(),
+        &second,
+        json!({"spec": {"taints": taint}}),
+    )
+    .await;
+    for spec in [json!({"toNode": second}), json!({})] {
+        nodes.move_volume(name, spec).await;
+        let says = nodes.waits(name, "NotMovable").await;
+        let expected = format!(
+            "node {second} has the taint dedicated, which pod default/{name} does not tolerate"
+        );
+        assert!(says.contains(&expected), "{says}");
+        delete(&nodes.moves(), name).await;
+        nodes.until_ended(name).await;
+    }
+    nodes.move_volume(name, json!({})).await;
+    nodes.waits(name, "NotMovable").await;
+    let untainted = json!({"spec": {"taints": null}});
+    change(&nodes.api.nodes(), &second, untainted).await;
+    nodes.waits(name, "PodsRemain").await;
+    delete(&nodes.moves(), name).await;
+    nodes.until_ended(name).await;
+    delete(&nodes.user_pods(), name).await;
+    nodes.finish(&[name]).await;
+}
+
+#[tokio::test]
 async fn volumes_of_one_pod_move_together_or_not_at_all() {
     let cluster = Cluster::shared().await;
     let nodes = Nodes::start(cluster, "together", 0).await;
@@ -144,6 +184,33 @@ async fn volumes_of_one_pod_move_together_or_not_at_all() {
         assert_eq!(nodes.bound_to(volume).await, &[&*second]);
     }
     delete(&nodes.user_pods(), "together-pod").await;
+    nodes.finish(&volumes).await;
+}
+
+#[tokio::test]
+async fn volumes_that_pods_link_through_others_are_planned_together() {
+    let cluster = Cluster::shared().await;
+    let nodes = Nodes::start(cluster, "linked", 0).await;
+    let [first, second] = nodes.names.clone();
+    let volumes = ["linked-a", "linked-b", "linked-c"];
+    for volume in volumes {
+        nodes.add_volume_of(volume, Bytes::mib(64)).await;
+    }
+    let pods = [("linked-1", &volumes[..2]), ("linked-2", &volumes[1..])];
+    for (pod, claims) in pods {
+        nodes.add_pod(pod, &first, claims, "Running").await;
+    }
+    nodes
+        .move_volume("linked-a", json!({"toNode": second}))
+        .await;
+    nodes.waits("linked-a", "PodsRemain").await;
+    let plan = nodes.moves().get("linked-a").await.unwrap().plan();
+    assert_eq!(plan.unwrap().together_with, volumes[1..]);
+    delete(&nodes.moves(), "linked-a").await;
+    nodes.until_ended("linked-a").await;
+    for (pod, _) in pods {
+        delete(&nodes.user_pods(), pod).await;
+    }
     nodes.finish(&volumes).await;
 }
 

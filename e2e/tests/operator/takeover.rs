@@ -295,6 +295,26 @@ async fn the_persistent_volume_of_a_volume_that_follows_is_replaced_under_its_na
 }
 
 #[tokio::test]
+async fn a_volume_whose_move_cannot_begin_follows_its_disk() {
+    let api = Cluster::shared().await.api();
+    let found = Move::begin(&api, "begun").await;
+    volume_on(&found, "begun-volume", FILESYSTEM).await;
+    persistent_volume(&found, "begun-volume", &[]).await;
+    let moves = Api::<VolumeMove>::all(api.client.clone());
+    let waiting = json!({
+        "metadata": {"name": "begun-volume"}, "spec": {"volumeName": "begun-volume"},
+    });
+    create(&moves, &waiting).await;
+    waits(&found, "begun-volume", "NotMovable").await;
+    found.move_disk().await;
+    found.take_over(1).await;
+    followed(&found, "begun-volume").await;
+    let volume = api.volumes().get("begun-volume").await.unwrap();
+    assert_eq!(volume.spec.node_name, found.new);
+    found.until_the_grant_is_gone().await;
+}
+
+#[tokio::test]
 async fn a_persistent_volume_that_is_in_use_or_held_waits_and_says_what_to_do() {
     let api = Cluster::shared().await.api();
     let found = Move::begin(&api, "held").await;

@@ -1,13 +1,11 @@
 //! The agent as a pod that the API server can reach: no kubelet runs here.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
+use cistern_e2e::objects::write_status;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
+use kube::Api;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -41,20 +39,29 @@ pub(super) async fn agent_as_pod(node: &Node, namespace: &str) {
     let spec = json!({"metadata": {"name": namespace}});
     create(&node.all::<Namespace>(), spec).await;
     let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
+    running_agent(&pods, ("agent", node.name.as_str()), address, true).await;
+}
+
+/// Creates the running pod of an agent at an address. The pair is the name of the pod and that of its node.
+pub(super) async fn running_agent(
+    pods: &Api<Pod>,
+    (name, node): (&str, &str),
+    address: SocketAddr,
+    is_ready: bool,
+) {
     let ports = json!([{"name": "metrics", "containerPort": address.port()}]);
     let labels = json!({COMPONENT_LABEL: NODE_COMPONENT, "app.kubernetes.io/name": "cistern"});
     let pod = json!({
-        "metadata": {"name": "agent", "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": {
-            "nodeName": node.name,
+            "nodeName": node,
             "containers": [{"name": "driver", "image": "x", "ports": ports}],
         },
     });
-    create(&pods, pod).await;
+    create(pods, pod).await;
     let ip = address.ip().to_string();
-    let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
-    let status = Patch::Merge(status);
-    let parameters = PatchParams::default();
-    let patched = pods.patch_status("agent", &parameters, &status).await;
-    patched.unwrap();
+    let ready = if is_ready { "True" } else { "False" };
+    let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
+        "conditions": [{"type": "Ready", "status": ready}]});
+    write_status(pods, name, status).await;
 }

@@ -57,6 +57,8 @@ async fn chromedriver(folder: &Folder) -> (Process, String) {
         let mut command = dying_with_us("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
         command.args(["chromedriver", "--port=0"]);
+        // Chromium leaves its temporary files when it is killed.
+        command.env("TMPDIR", folder.path());
         let process = Process::start("chromedriver", &folder.join("chromedriver.log"), command);
         let line = printed(&process, &[STARTED, "IPv4 port not available"]).await;
         if let Some(port) = line.strip_prefix(STARTED) {

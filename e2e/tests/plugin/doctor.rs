@@ -123,7 +123,7 @@ async fn doctor_reports_what_an_installation_lacks_until_it_is_complete() {
             "cistern-node may not",
             "nodes.cistern.storage has no binding that enforces it",
             "\"pol\" is unknown",
-            "secret: no volume can be on n: its agent has reported no encryption",
+            "secret: no volume can be on n: its agent does not report encryption support",
         ];
         if answer.code == 2 && all.into_iter().all(has) {
             Ok(())
@@ -168,7 +168,7 @@ async fn bring_up(client: &Client) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), SYSTEM);
     let pod = json!({
         "metadata": {"name": "agent", "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT}},
-        "spec": {"nodeName": "n", "containers": [{"name": "driver", "image": "cistern/driver:dev"}]},
+        "spec": {"nodeName": "n", "containers": [{"name": "driver", "image": "cistern.invalid/driver:dev"}]},
     });
     create(&pods, pod).await;
 

@@ -92,15 +92,57 @@ async fn a_drain_moves_one_group_after_the_other_until_the_node_is_empty() {
     );
 }
 
+/// Creates a pod on a node that uses a claim. Returns all pods.
+async fn user(stage: &Stage, name: &str, claim: &str, node: &str) -> Api<Pod> {
+    let pods: Api<Pod> = Api::namespaced(stage.client(), "default");
+    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
+    let container = json!({"name": "main", "image": "none"});
+    let spec = json!({"nodeName": node, "containers": [container], "volumes": [claim],
+        "automountServiceAccountToken": false});
+    create(&pods, json!({"metadata": {"name": name}, "spec": spec})).await;
+    pods
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_move_stays_and_the_others_move() {
+    let stage = stage("mixed", &["mixed-a"]).await;
+    let source = json!({"volumeGroup": {"name": "vg-mixed"}});
+    let pools: Api<StoragePool> = Api::all(stage.client());
+    let spec = json!({"nodeSelector": {"matchLabels": {"a": "b"}}, "source": source});
+    let group = json!({"metadata": {"name": "mixed-group"}, "spec": spec});
+    create(&pools, group).await;
+    let nodes: Api<StorageNode> = Api::all(stage.client());
+    let mut carried = json!(nodes.get("mixed-1").await.unwrap().spec.pools);
+    let entry = json!({"name": "mixed-group", "uid": "g", "source": source,
+        "overcommitPercent": 100, "reservedPercent": 5});
+    carried.as_array_mut().unwrap().push(entry);
+    change(&nodes, "mixed-1", json!({"spec": {"pools": carried}})).await;
+    stage.volume_in("mixed-group", "mixed-b", 1).await;
+    // The drain does not wait for it.
+    let pods = user(&stage, "mixed", "mixed-b", "mixed-1").await;
+
+    let why = "volume mixed-b cannot move: pool mixed-group is a volume group";
+    let said = format!("default/mixed-b (volume mixed-b) cannot move: {why}");
+    let planned = stage.plugin.run(&["drain", "mixed-1", "--dry-run"]).await;
+    assert_eq!(planned.code, 1, "{}", planned.stderr);
+    assert!(planned.stdout.contains(&said), "{}", planned.stdout);
+    let moves = "would move default/mixed-a (volume mixed-a)\n";
+    assert!(planned.stdout.contains(moves), "{}", planned.stdout);
+    let running = stage.start(&["drain", "mixed-1"]);
+    running.says(&said).await;
+    stage.arrive("mixed-a").await;
+    let printed = running.ends(1).await;
+    let stays = format!("default/mixed-b (volume mixed-b) stays on mixed-1: {why}");
+    assert!(printed.contains(&stays), "{printed}");
+    assert_eq!(stage.moves.get_opt("mixed-b").await.unwrap(), None);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("mixed", &now).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_drain_waits_for_pods_and_moves_the_others_meanwhile() {
     let stage = stage("used", &["used-a", "used-b"]).await;
-    let pods: Api<Pod> = Api::namespaced(stage.client(), "default");
-    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "used-a"}});
-    let container = json!({"name": "main", "image": "none"});
-    let spec = json!({"nodeName": "used-1", "containers": [container], "volumes": [claim],
-        "automountServiceAccountToken": false});
-    create(&pods, json!({"metadata": {"name": "used"}, "spec": spec})).await;
+    let pods = user(&stage, "used", "used-a", "used-1").await;
     let running = stage.start(&["drain", "used-1", "--at-once", "1"]);
     running
         .says("(volume used-a) waits for pods: default/used\n")

@@ -40,6 +40,7 @@ async fn until(node: &Node, code: i32, words: &[&str]) -> Answer {
 async fn fsck_asks_the_agents_and_names_findings_and_every_node_that_cannot_be_asked() {
     let mut node = Node::start("plugin-fsck").await;
     let (name, lost) = (node.name.clone(), "plugin-fsck-lost");
+    let empty = "plugin-fsck-empty";
     agent_as_pod(&node, &name).await;
     let volume = node.volume("fsck-one", None).await;
     let only = ["--node", &name];
@@ -60,21 +61,30 @@ async fn fsck_asks_the_agents_and_names_findings_and_every_node_that_cannot_be_a
     assert!(dirty.ends_with("\nfindings on 1 of 1 node.\n"), "{dirty}");
     assert!(!dirty.contains("secret"), "{dirty}");
 
-    // By labels of Nodes. One of them has no agent.
-    for (node_name, spec) in [(name.as_str(), json!({})), (lost, json!({}))] {
+    // By labels of Nodes. Two of them have no agent, and one of these has never had a pool.
+    for node_name in [name.as_str(), lost, empty] {
         let metadata = json!({"name": node_name, "labels": {"fsck": "wanted"}});
         create(
             &node.all::<KubernetesNode>(),
-            json!({"metadata": metadata, "spec": spec}),
+            json!({"metadata": metadata, "spec": {}}),
         )
         .await;
     }
-    let object = json!({"metadata": {"name": lost}, "spec": {"topology": {}, "pools": []}});
-    create(&node.all::<StorageNode>(), object).await;
+    let pool = json!({"name": lost, "uid": "u", "source": {"image": {"size": "1Gi"}},
+        "overcommitPercent": 100, "reservedPercent": 5});
+    for (node_name, pools) in [(lost, json!([pool])), (empty, json!([]))] {
+        let spec = json!({"topology": {}, "pools": pools});
+        create(
+            &node.all::<StorageNode>(),
+            json!({"metadata": {"name": node_name}, "spec": spec}),
+        )
+        .await;
+    }
     let both = until(&node, 2, &["-l", "fsck=wanted", "-o", "json"]).await;
     let both: Value = serde_json::from_str(&both.stdout).unwrap();
     assert_eq!(both["items"][0]["findings"][0]["kind"], "Stray");
     assert_eq!(both["items"].as_array().unwrap().len(), 1);
+    assert_eq!(both["notAsked"].as_array().unwrap().len(), 1, "{both}");
     assert_eq!(both["notAsked"][0]["node"], lost);
     let why = both["notAsked"][0]["message"].as_str().unwrap();
     assert!(why.contains("no agent is running"), "{why}");
@@ -97,13 +107,18 @@ async fn fsck_asks_the_agents_and_names_findings_and_every_node_that_cannot_be_a
     until(&node, 0, &only).await;
 
     let now = DeleteParams::default();
-    for object in [name.as_str(), lost] {
+    for object in [name.as_str(), lost, empty] {
         node.all::<KubernetesNode>()
             .delete(object, &now)
             .await
             .unwrap();
     }
-    node.all::<StorageNode>().delete(lost, &now).await.unwrap();
+    for object in [lost, empty] {
+        node.all::<StorageNode>()
+            .delete(object, &now)
+            .await
+            .unwrap();
+    }
     node.remove(&volume).await;
     node.driver.finish().await;
 }

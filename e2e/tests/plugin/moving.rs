@@ -55,7 +55,12 @@ impl Stage {
 
     /// Creates a volume on a node, for the claim in the namespace `default` that has its name.
     pub(crate) async fn volume(&self, name: &str, node: u8) {
-        let mut spec = json!(volume_spec(name, &self.node(node), &self.pool));
+        self.volume_in(&self.pool, name, node).await;
+    }
+
+    /// Creates a volume as [`Self::volume`] does, in this pool.
+    pub(crate) async fn volume_in(&self, pool: &str, name: &str, node: u8) {
+        let mut spec = json!(volume_spec(name, &self.node(node), pool));
         spec["claim"] = json!({"namespace": "default", "name": name});
         create(
             &self.volumes,

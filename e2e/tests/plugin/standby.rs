@@ -1,6 +1,6 @@
 //! `kubectl cistern standby` and `promote`. The tests play operator and agents.
 
-use cistern_crds::{Cutover, VolumeMoveSpec};
+use cistern_crds::{Cutover, StorageNode, VolumeMoveSpec};
 use cistern_e2e::{
     eventually,
     objects::{change, write_status},
@@ -23,6 +23,24 @@ impl Stage {
         let prepared = json!({"number": 1, "snapshotName": "s", "image": "i", "taken": TAKEN, "received": TAKEN});
         let status = json!({"plan": plan, "prepared": prepared, "conditions": [condition]});
         write_status(&self.moves, name, status).await;
+    }
+
+    /// Reports that the pool on the second node is ready, as the agent does.
+    async fn is_ready_there(&self) {
+        let ready = json!({"type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let pool = json!({"name": self.pool, "uid": "u", "conditions": [ready]});
+        let nodes: Api<StorageNode> = Api::all(self.client());
+        write_status(&nodes, &self.node(2), json!({"pools": [pool]})).await;
+    }
+
+    /// Reports that a volume is ready, as the agent does.
+    async fn volume_is_ready(&self, name: &str) {
+        let ready = json!({"type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let image = json!({"uid": "i", "poolUuid": "11111111-1111-4111-8111-111111111111"});
+        let status = json!({"image": image, "conditions": [ready]});
+        write_status(&self.volumes, name, status).await;
     }
 
     async fn spec(&self, name: &str) -> VolumeMoveSpec {
@@ -84,6 +102,15 @@ async fn a_standby_copy_is_kept_at_an_interval_cut_over_and_removed() {
         .plugin
         .text(&["standby", "kept-a", "--wait=false"])
         .await;
+    stage.copied("kept-a").await;
+    let kept = stage.plugin.run(&["standby", "kept-a", "--remove"]).await;
+    assert_eq!(kept.code, 3);
+    assert!(
+        kept.stderr.contains("its copy may be the only data"),
+        "{}",
+        kept.stderr
+    );
+    stage.volume_is_ready("kept-a").await;
     let removed = stage.plugin.text(&["standby", "kept-a", "--remove"]).await;
     assert!(
         removed.contains("has no standby copy any more"),
@@ -110,6 +137,11 @@ async fn a_copy_is_promoted_only_if_its_node_is_lost_and_the_name_of_the_volume_
         .text(&["standby", "lost-a", "--wait=false"])
         .await;
     stage.copied("lost-a").await;
+    let refused = stage.plugin.run(&words).await;
+    assert_eq!(refused.code, 3);
+    let says = "node lost-2 cannot use the copy of default/lost-a (volume lost-a)";
+    assert!(refused.stderr.contains(says), "{}", refused.stderr);
+    stage.is_ready_there().await;
     let refused = stage.plugin.run(&words).await;
     assert_eq!(refused.code, 3);
     let says = "kubectl taint node lost-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";

@@ -1,7 +1,10 @@
 //! `kubectl cistern top`, and the flags of lists.
 
 use cistern_crds::{StoragePool, names::IMAGE_CONTEXT};
-use cistern_e2e::{Process, eventually, objects::change};
+use cistern_e2e::{
+    Process, eventually,
+    objects::{change, write_status},
+};
 use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod},
@@ -10,7 +13,11 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 use serde_json::{Value, json};
 
-use crate::{Node, SOON, agent_pod::agent_as_pod, create};
+use crate::{
+    Node, SOON,
+    agent_pod::{agent_as_pod, running_agent},
+    create,
+};
 
 #[tokio::test]
 async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_reach_the_agents() {
@@ -103,6 +110,60 @@ async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_re
         let volume = node.ready::<cistern_crds::PoolVolume>(name).await;
         node.remove(&volume).await;
     }
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn a_lost_node_is_noted_and_delays_top_by_a_few_seconds() {
+    let namespace = "plugin-lost";
+    let node = Node::start(namespace).await;
+    agent_as_pod(&node, namespace).await;
+    // The address is one for documentation: nothing answers there.
+    let nowhere = "192.0.2.1:9808".parse().unwrap();
+    let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
+    running_agent(&pods, ("lost", "plugin-lost-2"), nowhere, false).await;
+    // Longer than a test waits for the program.
+    let patient = ["--request-timeout", "60s", "--interval", "500ms"];
+    let words = ["top", "pools", "--system-namespace", namespace];
+    let answer = node.plugin.run(&[&words[..], &patient].concat()).await;
+    assert_eq!(answer.code, 0, "{}{}", answer.stdout, answer.stderr);
+    assert!(answer.stdout.contains(namespace), "{}", answer.stdout);
+    let says = "cannot read the metrics of the agent on plugin-lost-2";
+    assert_eq!(answer.stderr.matches(says).count(), 1, "{}", answer.stderr);
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn a_watched_top_goes_on_after_a_sample_that_failed() {
+    let namespace = "plugin-restarted";
+    let node = Node::start(namespace).await;
+    agent_as_pod(&node, namespace).await;
+    let words = ["top", "volumes", "--system-namespace", namespace];
+    let watched = ["--watch", "--interval", "200ms"];
+    let top = node.plugin.command(&[&words[..], &watched].concat());
+    let log = node.driver.kubelet_root().join("top");
+    let mut top = Process::start("top", &log, top);
+    let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
+    let shows = async |text: &str| {
+        eventually(&format!("top to show {text:?}"), SOON, async || {
+            let printed = std::fs::read_to_string(&log).unwrap_or_default();
+            let shown = printed.contains(text).then_some(());
+            shown.ok_or(printed)
+        })
+        .await;
+    };
+    shows("There are no such volumes.").await;
+    let failed = "note: there is no running agent";
+    write_status(&pods, "agent", json!({"phase": "Pending"})).await;
+    shows(failed).await;
+    write_status(&pods, "agent", json!({"phase": "Running"})).await;
+    let volume = node.volume("restarted-one", None).await;
+    shows("default/restarted-one").await;
+    assert!(top.exited().is_none());
+    top.kill();
+    let printed = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(printed.matches(failed).count(), 1, "{printed}");
+    node.remove(&volume).await;
     node.driver.finish().await;
 }
 

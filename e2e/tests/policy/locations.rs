@@ -6,13 +6,14 @@ use cistern_e2e::eventually;
 use serde_json::{Value, json};
 
 use crate::{
-    ALLOWED, NO_METADATA, NO_MOVE, OTHER_POD, Row, STAYS, check,
+    ALLOWED, CLAIMS, NO_METADATA, NO_MOVE, NO_RIGHT, OTHER_POD, Row, STAYS, check,
     installed::{Installed, ask, snapshot},
 };
 
 const ONLY_LOCATION: &str = "and nothing else of its spec";
 const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
 const ONLY_NODE: &str = "the node and the reclaim policy";
+const ONLY_SELECTED: &str = "the selected node of a claim that has a PersistentVolume";
 const ONLY_LEFT: &str = "bound to a node and have not started";
 const ONLY_OF_MOVES: &str = "snapshots of volumes that move only";
 const NOT_OF_MOVES: &str = "no snapshot of a volume that moves";
@@ -236,6 +237,53 @@ async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
         ),
         ("PATCH", &others, retain, ONLY_OURS),
         ("DELETE", &others, none, ONLY_OURS),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn the_operator_changes_only_the_selected_node_of_claims_that_have_a_persistent_volume() {
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    for (name, volume) in [("bound", Some("pv")), ("pending", None)] {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
+                "resources": {"requests": {"storage": "1Gi"}}, "volumeName": volume,
+            },
+        });
+        check(admin, &[("POST", CLAIMS, &claim, ALLOWED)]).await;
+    }
+    let [bound, pending] = ["bound", "pending"].map(|name| format!("{CLAIMS}/{name}"));
+    let status = &format!("{bound}/status");
+    let phase = &json!({"status": {"phase": "Bound"}});
+    check(admin, &[("PATCH", status, phase, ALLOWED)]).await;
+    let annotated = |key: &str| json!({"metadata": {"annotations": {key: "b"}}});
+    let selected = &annotated("volume.kubernetes.io/selected-node");
+    let unwritten = format!("{pending}?dryRun=All");
+    eventually(
+        "the policy to refuse",
+        Duration::from_secs(30),
+        async || match ask(operator, "PATCH", &unwritten, selected).await {
+            Err(status) if status.message.contains(ONLY_SELECTED) => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        },
+    )
+    .await;
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+    let unprotected = &json!({"metadata": {"finalizers": null}});
+    let modified = &json!({"spec": {"volumeAttributesClassName": "fast"}});
+    let rows: &[Row<'_>] = &[
+        ("PATCH", &pending, selected, ONLY_SELECTED),
+        ("PATCH", &bound, selected, ALLOWED),
+        ("PATCH", &bound, &annotated("x"), ONLY_SELECTED),
+        ("PATCH", &bound, label, ONLY_SELECTED),
+        ("PATCH", &bound, unprotected, ONLY_SELECTED),
+        ("PATCH", &bound, modified, ONLY_SELECTED),
+        ("PATCH", status, phase, NO_RIGHT),
+        ("DELETE", &bound, &Value::Null, NO_RIGHT),
     ];
     check(operator, rows).await;
 }

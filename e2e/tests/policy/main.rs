@@ -25,6 +25,7 @@ use crate::installed::{Installed, ask, group, node, pool, snapshot, volume};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const ATTRIBUTES_CLASSES: &str = "/apis/storage.k8s.io/v1/volumeattributesclasses";
@@ -417,6 +418,10 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         ("DELETE", "/api/v1/namespaces/default/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
         ("GET", "/api/v1/persistentvolumes", none, ALLOWED),
+        // Wakes the claims of volumes that have moved; locations.rs says how.
+        ("GET", CLAIMS, none, ALLOWED),
+        ("POST", CLAIMS, none, NO_RIGHT),
+        ("DELETE", CLAIMS, none, NO_RIGHT),
         ("GET", CONTENTS, none, ABSENT),
         ("DELETE", CONTENTS, none, NO_RIGHT),
         ("PATCH", "poolreplicas/x/status", status, NO_RIGHT),

@@ -15,6 +15,8 @@ use serde_json::json;
 
 /// The previous version is compiled if the harness has not done it yet.
 const COMPILE: Duration = Duration::from_hours(1);
+/// The registry in the names of the images that the harness loads.
+const REGISTRY: &str = "cistern.invalid";
 
 /// Cistern's manifests, with the settings for kind. The folders are those that the documents name.
 pub(crate) struct Manifests(Folder);
@@ -22,17 +24,17 @@ pub(crate) struct Manifests(Folder);
 impl Manifests {
     /// Those of this checkout, with the images `dev`.
     pub(crate) fn of_this_version() -> Self {
-        Self::new(&workspace().join("manifests"), "dev")
+        Self::new(&workspace().join("manifests"), REGISTRY, "dev")
     }
 
-    /// Those of the previous version, with the images `previous`.
+    /// Those of the previous version, which name another registry, with the images `previous`.
     pub(crate) async fn of_the_previous_version() -> Self {
         let previous = command(workspace().join("e2e/cluster/previous"));
         let previous = PathBuf::from(output(previous, COMPILE).await.trim_end());
-        Self::new(&previous.join("source/manifests"), "previous")
+        Self::new(&previous.join("source/manifests"), "cistern", "previous")
     }
 
-    fn new(manifests: &Path, tag: &str) -> Self {
+    fn new(manifests: &Path, registry: &str, tag: &str) -> Self {
         let folder = Folder::new();
         let write = |name: &str, content| {
             std::fs::create_dir(folder.join(name)).unwrap();
@@ -48,7 +50,10 @@ impl Manifests {
                 {"name": "driver", "env": [{"name": "KEEP_FREE_PERCENT", "value": "1"}]},
             ]}}},
         });
-        let image = |name: &str| json!({"name": format!("cistern/{name}"), "newTag": tag});
+        let image = |name: &str| {
+            let (name, loaded) = (format!("{registry}/{name}"), format!("{REGISTRY}/{name}"));
+            json!({"name": name, "newName": loaded, "newTag": tag})
+        };
         let everything = json!({
             "resources": ["snapshots"],
             "images": [image("driver"), image("operator")],

@@ -1,12 +1,18 @@
 //! Removing Cistern with its data and without, by the commands of `docs/uninstall.md`.
 
 use cistern_crds::Bytes;
-use cistern_e2e::{Harness, Page, Test, cluster::objects::Binding::WaitForFirstConsumer};
+use cistern_e2e::{
+    Harness, Page, Test,
+    cluster::{NAMESPACE, objects::Binding::WaitForFirstConsumer},
+};
 use k8s_openapi::{
-    api::core::v1::{Node, Pod},
+    api::core::v1::{Namespace, Node, Pod, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{ResourceExt as _, api::ListParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
 use serde_json::json;
 
 use crate::installed::{Manifests, and_then_install};
@@ -17,6 +23,9 @@ const SECTIONS: [&str; 4] = [
     "Install it again",
     "Remove the data",
 ];
+
+/// A Secret that is not of Cistern's manifests, as one for pulling images.
+const SECRET: &str = "registry";
 
 async fn page(manifests: &Manifests) -> Page {
     let page = Page::read("docs/uninstall.md").await;
@@ -48,9 +57,10 @@ async fn cistern_is_removed_without_its_data_and_then_with_it_as_the_document_sa
             let snapshots = test.snapshot_class("snapshots", json!({})).await;
             test.snapshot("snapshot", &snapshots, "claim").await;
 
-            page.run_section("Keep the data").await;
+            let secrets = remove_and_keep_the_data(test, &manifests).await;
             let before = test.writes_go_on("writer").await;
             page.run_section("Install it again").await;
+            secrets.get(SECRET).await.unwrap();
             test.writes_go_on("writer").await;
             test.delete(&test.namespaced::<Pod>(), "writer").await;
             test.writer("writer", "claim").await;
@@ -69,8 +79,37 @@ async fn cistern_is_removed_without_its_data_and_then_with_it_as_the_document_sa
     .await;
 }
 
-/// No definition, and on the nodes no pool: an empty folder of pools stays.
+/// Removes Cistern without its data. The namespace stays with the Secret of an administrator, which is returned.
+pub(crate) async fn remove_and_keep_the_data(test: &Test, manifests: &Manifests) -> Api<Secret> {
+    let secrets = secret_of_an_administrator(test).await;
+    page(manifests).await.run_section("Keep the data").await;
+    no_process_is_left(test).await;
+    secrets.get(SECRET).await.unwrap();
+    secrets
+}
+
+/// Creates the Secret in the namespace of Cistern.
+async fn secret_of_an_administrator(test: &Test) -> Api<Secret> {
+    let secrets: Api<Secret> = Api::namespaced(test.cluster.client(), NAMESPACE);
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}});
+    let (parameters, secret) = (PatchParams::apply("administrator"), Patch::Apply(secret));
+    let applied = secrets.patch(SECRET, &parameters, &secret).await;
+    applied.unwrap();
+    secrets
+}
+
+/// No pod of Cistern, also none that is ending: a new node plugin must not start beside an old one.
+async fn no_process_is_left(test: &Test) {
+    let pods: Api<Pod> = Api::namespaced(test.cluster.client(), NAMESPACE);
+    let ours = ListParams::default().labels("app.kubernetes.io/part-of=cistern");
+    let left = pods.list(&ours).await.unwrap().items;
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// No definition and no namespace, and on the nodes no pool: an empty folder of pools stays.
 async fn nothing_is_left(test: &Test, harness: Harness) {
+    let namespaces = test.all::<Namespace>();
+    assert_eq!(namespaces.get_opt(NAMESPACE).await.unwrap(), None);
     let definitions = test.all::<CustomResourceDefinition>();
     let definitions = definitions.list(&ListParams::default()).await.unwrap();
     let ours = definitions

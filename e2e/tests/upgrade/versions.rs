@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     installed::{Manifests, and_then_install},
-    uninstall::remove_everything,
+    uninstall::{remove_and_keep_the_data, remove_everything},
     workload::Workload,
 };
 
@@ -70,6 +70,8 @@ async fn all_goes_on_during_an_upgrade_and_a_downgrade_in_the_steps_of_the_docum
                     workload.works(name).await;
                 }
             }
+            // The command of this version removes the previous one, too.
+            remove_and_keep_the_data(test, &old).await;
         })
         .await;
     })

@@ -1,4 +1,4 @@
-//! The StoragePool that uses the blank disks of a list. Pure.
+//! The StoragePool that uses the blank disks of a list, and a note about those that it does not use. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Disks, HOSTNAME};
-use crate::Error;
+use crate::{Error, output::counted};
 
 /// Maximum number of paths of a pool, as in the schema of a StoragePool.
 const PATHS: usize = 16;
@@ -113,6 +113,28 @@ impl Declaration {
     }
 }
 
+/// A note that nodes with several usable disks use one of them; None if there are none, or if the engine uses all
+/// disks.
+pub(super) fn unused(engine: DeviceEngine, disks: &Disks) -> Option<String> {
+    if engine == DeviceEngine::LogicalVolume {
+        return None;
+    }
+    let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for disk in disks.usable() {
+        *nodes.entry(disk.node.as_str()).or_default() += 1;
+    }
+    nodes.retain(|_, count| *count > 1);
+    let (first, _) = nodes.pop_first()?;
+    let others = match nodes.len() {
+        0 => String::new(),
+        others => format!(" and {}", counted(others, "other node")),
+    };
+    Some(format!(
+        "a node uses only the first blank disk of the list; there are several on {first}{others}: declare a pool for \
+         each of them, or use --engine logical-volume"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -151,6 +173,21 @@ mod tests {
         let yaml: Value = serde_saphyr::from_str(&pool.render(false).unwrap()).unwrap();
         let json: Value = serde_json::from_str(&pool.render(true).unwrap()).unwrap();
         assert_eq!((&yaml, &json), (&pool.0, &pool.0));
+    }
+
+    #[test]
+    fn a_note_names_a_node_that_does_not_use_all_of_its_disks() {
+        let disks = Disks::of(&nodes());
+        let note = unused(IMAGE, &disks).unwrap();
+        assert!(note.contains("several on worker-1: declare"), "{note}");
+        assert_eq!(unused(DeviceEngine::LogicalVolume, &disks), None);
+        let mut twice = nodes();
+        twice[0] = twice[1].clone();
+        twice[0].metadata.name = Some("worker-2".to_owned());
+        let note = unused(IMAGE, &Disks::of(&twice)).unwrap();
+        assert!(note.contains("worker-1 and 1 other node: "), "{note}");
+        let disks = Disks::of(&nodes()[..1]);
+        assert_eq!(unused(IMAGE, &disks), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cistern_crds::enumeration::first_names;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
 use serde_json::Value;
@@ -81,17 +82,17 @@ fn definition(
     let missing: Vec<&String> = ours.difference(&theirs).collect();
     let more: Vec<&String> = theirs.difference(&ours).collect();
     match (&missing[..], &more[..]) {
-        ([first, ..], _) => {
+        ([_, ..], _) => {
             let message = format!(
                 "{name} is older than this plugin: it lacks {}",
-                few(first, missing.len())
+                first_names(missing.iter(), 1)
             );
             Some(Check::fail(DEFINITIONS, message, APPLY))
         }
-        ([], [first, ..]) => {
+        ([], [_, ..]) => {
             let message = format!(
                 "{name} is newer than this plugin: it has {}",
-                few(first, more.len())
+                first_names(more.iter(), 1)
             );
             Some(Check::warn(
                 DEFINITIONS,
@@ -100,13 +101,6 @@ fn definition(
             ))
         }
         ([], []) => None,
-    }
-}
-
-fn few(first: &str, count: usize) -> String {
-    match count {
-        1 => first.to_owned(),
-        more => format!("{first} and {} more", more - 1),
     }
 }
 

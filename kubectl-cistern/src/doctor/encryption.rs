@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cistern_crds::{Parameters, StorageNode, names::DRIVER};
+use cistern_crds::{Parameters, StorageNode, enumeration::first_names, names::DRIVER};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -73,7 +73,8 @@ fn lacking(class: &str, nodes: &[&StorageNode]) -> Vec<Check> {
         Check::fail
     };
     let checks = of_lack.iter().map(|(lack, names)| {
-        let message = format!("{class}: no volume can be on {}: {lack}", listed(names));
+        let names = first_names(names.iter(), NAMED);
+        let message = format!("{class}: no volume can be on {names}: {lack}");
         let action = "load dm_crypt on the node, or upgrade its agent: docs/encryption.md";
         check(ENCRYPTION, message, action)
     });
@@ -87,19 +88,10 @@ fn unused(nodes: &[&StorageNode]) -> Check {
         [] => "every node can have encrypted volumes, and no class has them".to_owned(),
         names => format!(
             "no class has encrypted volumes, and {} cannot have them",
-            listed(names)
+            first_names(names.iter(), NAMED)
         ),
     };
     Check::ok(ENCRYPTION, message)
-}
-
-fn listed(names: &[String]) -> String {
-    let (first, more) = names.split_at(names.len().min(NAMED));
-    let first = first.join(", ");
-    match more.len() {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
 }
 
 #[cfg(test)]
@@ -151,11 +143,13 @@ mod tests {
             ),
             (
                 CheckOutcome::Warn,
-                "both: no volume can be on c: its agent has reported no encryption",
+                "both: no volume can be on c: its agent does not report encryption support: upgrade the \
+                 node plugin",
             ),
             (
                 CheckOutcome::Fail,
-                "one: no volume can be on c: its agent has reported no encryption",
+                "one: no volume can be on c: its agent does not report encryption support: upgrade the \
+                 node plugin",
             ),
         ];
         let expected = expected.map(|(outcome, message)| (outcome, message.to_owned()));

@@ -143,6 +143,7 @@ mod tests {
             "nodes.cistern.storage",
             "locations.cistern.storage",
             "persistentvolumes.cistern.storage",
+            "persistentvolumeclaims.cistern.storage",
             "pods.cistern.storage",
             "evictions.cistern.storage",
             "definitions.cistern.storage",

@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cistern_crds::{ConditionType, StorageNode, node::UdevRule};
+use cistern_crds::{ConditionType, StorageNode, enumeration::first_names, node::UdevRule};
 use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt as _;
+use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use super::{facts::Facts, report::Check, versions::Version, workloads::node_logs};
 use crate::condition_state::ConditionState;
@@ -25,22 +25,44 @@ const TESTED: Version = Version(6, 1);
 
 /// Checks the kernels of nodes with pools, that their agents report, and that their hosts have the rule for udev.
 pub fn examine(facts: &Facts) -> Vec<Check> {
-    let (nodes, carriers) = match (&facts.nodes, &facts.storage_nodes) {
-        (Ok(nodes), Ok(carriers)) => (nodes, carriers),
+    let (nodes, storage_nodes) = match (&facts.nodes, &facts.storage_nodes) {
+        (Ok(nodes), Ok(storage_nodes)) => (nodes, storage_nodes),
         (Err(error), _) | (_, Err(error)) => {
             return vec![Check::unread(NODES, error)];
         }
     };
-    let names: BTreeSet<String> = carriers.iter().map(kube::ResourceExt::name_any).collect();
+    let carriers = carriers(storage_nodes);
+    let names: BTreeSet<String> = carriers.iter().map(|it| it.name_any()).collect();
     let carrying: Vec<&Node> = nodes
         .iter()
         .filter(|node| names.contains(&node.name_any()))
         .collect();
-    let mut checks = Vec::new();
+    let mut checks = vec![agents(&carriers, &facts.namespace)];
+    checks.extend(kernels(&carrying));
+    checks.extend(udev_rule(readable(&carriers)));
+    checks
+}
+
+/// The StorageNodes with pools. One that cannot be parsed may have some.
+fn carriers(nodes: &[DeserializeGuard<StorageNode>]) -> Vec<&DeserializeGuard<StorageNode>> {
+    let nodes = nodes.iter().filter(|it| {
+        let node = it.0.as_ref().ok();
+        node.is_none_or(StorageNode::has_pools)
+    });
+    nodes.collect()
+}
+
+/// Those that can be parsed. The check of the objects names the others.
+fn readable<'a>(
+    carriers: &[&'a DeserializeGuard<StorageNode>],
+) -> impl Iterator<Item = &'a StorageNode> {
+    carriers.iter().filter_map(|it| it.0.as_ref().ok())
+}
+
+/// Checks that the agents of nodes with pools report.
+fn agents(carriers: &[&DeserializeGuard<StorageNode>], namespace: &str) -> Check {
     let mut silent = Vec::new();
-    // The check of the objects names those that cannot be parsed.
-    let readable = || carriers.iter().filter_map(|it| it.0.as_ref().ok());
-    for carrier in readable() {
+    for carrier in readable(carriers) {
         let conditions = carrier
             .status
             .as_ref()
@@ -49,7 +71,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             silent.push(carrier.name_any());
         }
     }
-    checks.push(match &silent[..] {
+    match &silent[..] {
         [] if carriers.is_empty() => Check::warn(
             NODES,
             "no node has a pool",
@@ -62,12 +84,9 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         [first, ..] => Check::fail(
             NODES,
             format!("the agent does not report on {}", silent.join(", ")),
-            node_logs(&facts.namespace, first),
+            node_logs(namespace, first),
         ),
-    });
-    checks.extend(kernels(&carrying));
-    checks.extend(udev_rule(readable()));
-    checks
+    }
 }
 
 /// Checks the rule for udev; none if no node needs it.
@@ -80,16 +99,11 @@ fn udev_rule<'a>(nodes: impl Iterator<Item = &'a StorageNode>) -> Option<Check> 
             None => {}
         }
     }
-    let count = missing.len();
-    if count == 0 {
+    if missing.is_empty() {
         let message = format!("the rule for udev is installed on {installed}");
         return (installed > 0).then(|| Check::ok(UDEV, message));
     }
-    missing.truncate(NAMED);
-    if count > NAMED {
-        missing.push(format!("{} more", count - NAMED));
-    }
-    let names = missing.join(", ");
+    let names = first_names(missing.iter(), NAMED);
     Some(Check::warn(
         UDEV,
         format!(
@@ -147,9 +161,35 @@ fn judge(kernel: &str, nodes: &[String]) -> Check {
 #[cfg(test)]
 mod tests {
     use cistern_crds::node::StorageNodeSpec;
+    use serde_json::json;
 
     use super::*;
-    use crate::doctor::report::CheckOutcome;
+    use crate::{
+        doctor::report::CheckOutcome,
+        testing::{condition, object},
+    };
+
+    fn node(name: &str, pool: Option<&str>, reports: &str) -> DeserializeGuard<StorageNode> {
+        let pools = pool.map(|pool| json!({"name": pool, "uid": "u"}));
+        let reporting = condition("AgentReporting", reports, "AgentMissing", "");
+        DeserializeGuard(Ok(object(json!({
+            "metadata": {"name": name}, "spec": {"topology": {}},
+            "status": {"pools": pools.as_slice(), "conditions": [reporting]},
+        }))))
+    }
+
+    #[test]
+    fn only_the_agents_of_nodes_with_pools_are_counted() {
+        let of = |nodes: &[DeserializeGuard<StorageNode>]| agents(&carriers(nodes), "s");
+        let bare = node("bare", None, "False");
+        let none = of(std::slice::from_ref(&bare));
+        assert_eq!(none.message, "no node has a pool");
+        let reports = node("a", Some("fast"), "True");
+        let one = of(&[bare.clone(), reports.clone()]);
+        assert_eq!(one.message, "1 have pools, and their agents report");
+        let silent = of(&[bare, reports, node("b", Some("fast"), "False")]);
+        assert_eq!(silent.message, "the agent does not report on b");
+    }
 
     #[test]
     fn nodes_with_the_same_kernel_share_one_check() {
@@ -193,6 +233,6 @@ mod tests {
         );
         let many: Vec<_> = (1..8).map(|i| node(&format!("n{i}"), missing)).collect();
         let many = of(&many).unwrap().message;
-        assert!(many.contains(" n1, n2, n3, n4, n5, 2 more:"), "{many}");
+        assert!(many.contains(" n1, n2, n3, n4, n5 and 2 more:"), "{many}");
     }
 }

@@ -293,7 +293,7 @@ mod tests {
         let check = yours(&[only_cordon.unwrap().clone()], missing.len());
         assert_eq!(
             check.action,
-            "these commands work in part or not at all for you: cordon, drain, replace-disk, uncordon"
+            "these commands work in part or not at all for you: cordon, drain, forget-node, replace-disk, uncordon"
         );
     }
 }

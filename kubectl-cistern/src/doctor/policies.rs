@@ -72,6 +72,7 @@ fn danger(name: &str) -> &'static str {
         "persistentvolumes.cistern.storage" => {
             "the operator can write PersistentVolumes of other drivers"
         }
+        "persistentvolumeclaims.cistern.storage" => "the operator can change every claim",
         "pods.cistern.storage" => "the operator can delete pods that run",
         "evictions.cistern.storage" => "the operator can evict a pod that it has not seen",
         "locations.cistern.storage" => {

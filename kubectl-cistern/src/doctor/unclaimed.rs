@@ -1,6 +1,7 @@
 //! Checks that each volume has a PersistentVolume and each snapshot a VolumeSnapshotContent.
 
 use chrono::Utc;
+use cistern_crds::enumeration::first_names;
 
 use super::report::Check;
 use crate::{
@@ -23,17 +24,13 @@ pub async fn examine(connection: &Connection, cluster: &Cluster) -> Result<Check
 }
 
 fn judge(unclaimed: &[UnclaimedView], unread: Option<&OwnersUnknown>) -> Check {
-    let names = unclaimed.iter().take(NAMED);
-    let names: Vec<String> = names.map(|it| format!("{} {}", it.kind, it.name)).collect();
+    let names = unclaimed.iter();
+    let names = names.map(|it| format!("{} {}", it.kind, it.name));
     match (unclaimed.len(), unread) {
         (0, None) => Check::ok(CLAIMED, "every volume and snapshot is claimed"),
         (0, Some(error)) => Check::unread(CLAIMED, error),
-        (count, _) => {
-            let more = match count.saturating_sub(NAMED) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let message = format!("unclaimed: {}{more}", names.join(", "));
+        _ => {
+            let message = format!("unclaimed: {}", first_names(names, NAMED));
             Check::warn(CLAIMED, message, "kubectl cistern orphans lists what to do")
         }
     }

@@ -78,7 +78,7 @@ const DOCTOR: &[&str] = &["doctor", BUNDLE_COMMAND];
 const FSCK: &[&str] = &["fsck", BUNDLE_COMMAND];
 const BUNDLE: &[&str] = &[BUNDLE_COMMAND];
 const BUNDLE_COMMAND: &str = "support-bundle";
-const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk", "drain"];
+const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk", "drain", "forget-node"];
 const MOVERS: &[&str] = &["move", "standby", "drain"];
 const REMOVAL: &[&str] = &["orphans", "replace-disk", "forget-node"];
 const SNAPSHOT: &str = "snapshot.storage.k8s.io";
@@ -156,12 +156,18 @@ pub(super) const USED: &[Used] = &[
     of(&["promote"], OWN, "poolvolumes", &["get"]),
     of(&["promote"], OWN, "volumemoves", &["get", "patch"]),
     of(&["drain"], "apps", "statefulsets", LIST),
-    of(&["forget-node", "promote"], "", "nodes", &["get"]),
+    of(
+        &["cordon", "drain", "forget-node", "promote"],
+        "",
+        "nodes",
+        &["get"],
+    ),
     of(&["orphans"], OWN, "poolvolumes", &["get", "create"]),
     of(&["orphans"], OWN, "poolsnapshots", &["get", "create"]),
     of(&["orphans"], "", "persistentvolumes", &["create"]),
     of(REMOVAL, OWN, "poolvolumes", &["patch", "delete"]),
     of(REMOVAL, OWN, "poolsnapshots", &["patch", "delete"]),
+    of(&["replace-disk", "forget-node"], OWN, "poolreplicas", LIST),
     of(
         &["replace-disk", "forget-node"],
         OWN,

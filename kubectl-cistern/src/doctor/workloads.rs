@@ -1,6 +1,11 @@
 //! Checks that Cistern's pods run, and the versions of their sidecars. Pure.
 
-use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
+use std::collections::BTreeMap;
+
+use cistern_crds::{
+    names::{COMPONENT_LABEL, NODE_COMPONENT},
+    pod::is_ready,
+};
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::{Container, Pod},
@@ -101,13 +106,7 @@ fn agents(found: Option<&DaemonSet>, pods: &ListResult<Pod>, namespace: &str) ->
     if ready >= wanted && wanted > 0 {
         return Check::ok(NAME, message);
     }
-    let silent = pods
-        .iter()
-        .flatten()
-        .filter(|pod| component(*pod) == Some(NODE_COMPONENT) && !is_ready(pod));
-    let nodes: Vec<String> = silent
-        .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
-        .collect();
+    let nodes = silent(pods);
     match nodes.first() {
         Some(node) => Check::fail(
             NAME,
@@ -126,14 +125,19 @@ fn agents(found: Option<&DaemonSet>, pods: &ListResult<Pod>, namespace: &str) ->
     }
 }
 
-/// Returns whether a pod has the condition Ready.
-pub fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+/// Returns the nodes of the node plugin on which none of its pods is ready.
+fn silent(pods: &ListResult<Pod>) -> Vec<&str> {
+    let agents = pods.iter().flatten();
+    // While an agent is replaced, its node has two pods.
+    let mut answers = BTreeMap::new();
+    for pod in agents.filter(|pod| component(*pod) == Some(NODE_COMPONENT)) {
+        let spec = pod.spec.as_ref();
+        if let Some(node) = spec.and_then(|spec| spec.node_name.as_deref()) {
+            *answers.entry(node).or_insert(false) |= is_ready(pod);
+        }
+    }
+    let silent = answers.into_iter().filter(|(_, answers)| !answers);
+    silent.map(|(node, _)| node).collect()
 }
 
 /// Returns the containers in a Deployment's pod template.
@@ -258,6 +262,15 @@ mod tests {
         );
         assert_eq!(check.message, "1 of 2 ready; not on b");
         assert_eq!(check.action, node_logs("s", "b"));
+
+        let leaving = |node: &str| {
+            let mut pod = pod(node, "True");
+            pod.metadata.deletion_timestamp = Some(object(json!("1970-01-01T00:00:00Z")));
+            pod
+        };
+        let replaced = vec![leaving("a"), pod("a", "True"), leaving("b")];
+        let check = agents(Some(&set), &Ok(replaced), "s");
+        assert_eq!(check.message, "1 of 2 ready; not on b");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt as _;
 
 use super::{
+    cannot_move,
     groups::{self, is_standby, to_begin, users},
     shown,
 };
@@ -75,7 +76,7 @@ impl<'a> Drain<'a> {
     /// A volume whose copy was promoted here stays.
     fn keep_promoted(&mut self, cluster: &Cluster) {
         let promoted = cluster.moves.iter();
-        for its_move in promoted.filter(|it| promotion::is_promoted(it)) {
+        for its_move in promoted.filter(|it| it.is_promoted()) {
             let name = its_move.name_any();
             let volume = cluster.volume(&name);
             if volume.is_some_and(|it| it.spec.node_name == self.flags.node) {
@@ -159,6 +160,13 @@ impl<'a> Drain<'a> {
             let mut begun = groups::begun(cluster);
             begun.extend(self.followed.iter().map(|it| it.name.clone()));
             let stayed = self.staying.len();
+            // Groups that pods use are checked as well, so that nobody ends pods of a group that cannot move.
+            for group in groups.iter().filter(|it| it.is_disjoint(&begun)) {
+                self.planned(cluster, group, &begun)?;
+            }
+            if self.staying.len() > stayed {
+                continue;
+            }
             let (at_once, cutover) = (self.flags.at_once, self.flags.cutover.into());
             for group in to_begin(cluster, &groups, &begun, (at_once, cutover)) {
                 self.begin_group(cluster, group, &begun).await?;
@@ -170,6 +178,27 @@ impl<'a> Drain<'a> {
         }
     }
 
+    /// Plans the moves of a group. If it cannot move, prints why, gives it up, and returns `None`. Fails if standard output
+    /// cannot be written.
+    fn planned(
+        &mut self,
+        cluster: &Cluster,
+        group: &BTreeSet<String>,
+        begun: &BTreeSet<String>,
+    ) -> Result<Option<plan::Planned>, Error> {
+        match plan::plan(cluster, group, self.flags.to.as_deref()) {
+            Ok(planned) => Ok(Some(planned)),
+            Err(reasons) => {
+                let why = reasons.join("; ");
+                self.printer.write(&cannot_move(cluster, group, &why))?;
+                let left = group.difference(begun);
+                self.staying
+                    .extend(left.map(|it| (it.clone(), why.clone())));
+                Ok(None)
+            }
+        }
+    }
+
     /// Creates the VolumeMoves of a group but those that it has, and cuts over its standby copies, or gives it up.
     async fn begin_group(
         &mut self,
@@ -177,17 +206,8 @@ impl<'a> Drain<'a> {
         group: &BTreeSet<String>,
         begun: &BTreeSet<String>,
     ) -> Result<(), Error> {
-        let planned = match plan::plan(cluster, group, self.flags.to.as_deref()) {
-            Ok(planned) => planned,
-            Err(reasons) => {
-                let (why, stays) = (reasons.join("; "), shown(cluster, group));
-                self.printer
-                    .write(&format!("{stays} cannot move: {why}\n"))?;
-                let left = group.difference(begun);
-                self.staying
-                    .extend(left.map(|it| (it.clone(), why.clone())));
-                return Ok(());
-            }
+        let Some(planned) = self.planned(cluster, group, begun)? else {
+            return Ok(());
         };
         let planned = planned.with_cutover(cluster, Some(self.flags.cutover.into()));
         let to_create = planned.create.iter();

@@ -1,14 +1,15 @@
 //! Lists the objects that are lost with a node. Pure.
 
+mod copy;
+
 use std::fmt;
 
-use chrono::{DateTime, Utc};
 use cistern_crds::{HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, volume::ClaimReference};
 use kube::ResourceExt as _;
 
+use self::copy::Copy;
 use crate::{
     cluster::{Cluster, VolumeSnapshots},
-    moving::set,
     output::{Paint, Table, counted, human},
 };
 
@@ -25,47 +26,8 @@ pub(crate) struct Loss {
     pub(crate) snapshots: Vec<(PoolSnapshot, Option<String>)>,
     /// Snapshot groups. They have no data of their own.
     pub(crate) groups: Vec<PoolSnapshotGroup>,
-    /// Copies of the volumes on other nodes, which are deleted with their volumes.
+    /// Copies of the volumes on other nodes. Complete ones stay until their VolumeMove is deleted.
     pub(crate) copies: Vec<Copy>,
-}
-
-/// A complete copy of a volume on another node.
-#[derive(Clone, Debug)]
-pub(crate) struct Copy {
-    /// Name of the volume.
-    pub(crate) volume: String,
-    /// The volume as messages name it.
-    shown: String,
-    /// Name of the node that has the copy.
-    node: String,
-    /// The time that its data has.
-    taken: DateTime<Utc>,
-}
-
-impl Copy {
-    /// The copy that the VolumeMove of a volume has made.
-    fn of(cluster: &Cluster, volume: &PoolVolume) -> Option<Self> {
-        let name = volume.name_any();
-        let found = cluster.move_of(&name)?;
-        let node = found.plan()?.to_node;
-        // Once the volume is on that node, the copy is the volume.
-        if node == volume.spec.node_name {
-            return None;
-        }
-        Some(Self {
-            shown: set::shown(cluster, &name),
-            node,
-            taken: found.copied_as_of()?,
-            volume: name,
-        })
-    }
-}
-
-impl fmt::Display for Copy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let taken = self.taken.format("%Y-%m-%d %H:%M:%S UTC");
-        write!(f, "{} as of {taken} on node {}", self.shown, self.node)
-    }
 }
 
 impl Loss {
@@ -122,6 +84,11 @@ impl Loss {
             None => format!("node {}", self.node),
             Some(pool) => format!("pool {pool} on node {}", self.node),
         }
+    }
+
+    /// What to do with the copies before the objects are released.
+    pub(crate) fn before_release(&self) -> String {
+        copy::before_release(&self.copies, &self.node, self.pool.as_deref())
     }
 
     /// Returns whether no object is lost.
@@ -197,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{cluster, object};
+    use crate::testing::{cluster, complete_copy, object};
 
     #[test]
     fn all_objects_on_a_node_and_no_others_are_lost_with_it() {
@@ -241,6 +208,22 @@ mod tests {
         assert_eq!(loss.copies[0].volume, "pvc-1");
         let text = loss.to_string();
         let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 cannot be promoted any more.";
+        assert!(text.contains(says), "{text}");
+    }
+
+    #[test]
+    fn the_complete_copy_of_a_closed_volume_counts_although_there_was_no_pass() {
+        let mut cluster = cluster();
+        let plan = json!({"fromNode": "worker-1", "toNode": "worker-2", "epoch": 1});
+        cluster.moves = vec![object(json!({"metadata": {"name": "pvc-1"},
+            "spec": {"volumeName": "pvc-1"}, "status": {"plan": plan}}))];
+        let lost =
+            |cluster: &Cluster| Loss::of(cluster, &VolumeSnapshots::default(), "worker-1", None);
+        cluster.replicas = vec![complete_copy("pvc-1", 2)];
+        assert!(lost(&cluster).copies.is_empty(), "of another move");
+        cluster.replicas = vec![complete_copy("pvc-1", 1)];
+        let text = lost(&cluster).to_string();
+        let says = "The copy of shop/data (volume pvc-1) with all of its data on node worker-2";
         assert!(text.contains(says), "{text}");
     }
 

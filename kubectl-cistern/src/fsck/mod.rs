@@ -15,12 +15,12 @@ use cistern_client::{Chain, Rejection};
 use cistern_crds::StorageNode;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Node;
-use kube::{ResourceExt, api::ListParams};
+use kube::{ResourceExt, api::ListParams, core::DeserializeGuard};
 
 use self::report::{NodeReport, NotAsked, Report};
 use crate::{
     Connection, Error, Printer, Verdict,
-    agents::{self, AT_ONCE},
+    agents::{self, AT_ONCE, Agent},
     arguments,
 };
 
@@ -43,10 +43,10 @@ pub async fn read(connection: &Connection, flags: &arguments::Fsck) -> Result<Re
     let nodes = selected(connection, flags, &agents).await?;
     let answers = stream::iter(nodes)
         .map(|node| {
-            let address = agents.get(&node);
+            let agent = agents.get(&node);
             async move {
-                let answer = match address {
-                    Some(address) => ask(connection, &node, address).await,
+                let answer = match agent {
+                    Some(agent) => ask(connection, &node, &agent.address).await,
                     None => Ok(Err(no_agent(connection))),
                 };
                 (node, answer)
@@ -70,20 +70,18 @@ fn no_agent(connection: &Connection) -> String {
     format!("no agent is running there: see `kubectl get pods --namespace {namespace} -o wide`")
 }
 
-/// Returns the nodes to ask: those with a StorageNode or an agent that the flags select, and a node
-/// that the flags name.
+/// Returns the nodes to ask: those with pools or an agent that the flags select, or the one that the
+/// flags name.
 async fn selected(
     connection: &Connection,
     flags: &arguments::Fsck,
-    agents: &BTreeMap<String, String>,
+    agents: &BTreeMap<String, Agent>,
 ) -> Result<BTreeSet<String>, Error> {
     if let Some(node) = &flags.node {
         return Ok([node.clone()].into());
     }
-    // Also one whose StorageNode cannot be parsed is asked.
     let storage_nodes = connection.own::<StorageNode>().await?;
-    let mut nodes: BTreeSet<String> = storage_nodes.iter().map(ResourceExt::name_any).collect();
-    nodes.extend(agents.keys().cloned());
+    let mut nodes = with_pools_or_agent(&storage_nodes, agents);
     if let Some(selector) = &flags.selector {
         let parameters = ListParams::default().labels_from(selector);
         let labelled = connection.list(connection.everywhere::<Node>(), parameters);
@@ -92,6 +90,20 @@ async fn selected(
         nodes.retain(|node| labelled.contains(node));
     }
     Ok(nodes)
+}
+
+/// Returns the nodes with pools, or with an agent. A node whose StorageNode cannot be parsed may have pools.
+fn with_pools_or_agent(
+    storage_nodes: &[DeserializeGuard<StorageNode>],
+    agents: &BTreeMap<String, Agent>,
+) -> BTreeSet<String> {
+    let may_have_pools = |it: &&DeserializeGuard<StorageNode>| {
+        let parsed = it.0.as_ref().ok();
+        parsed.is_none_or(StorageNode::has_pools)
+    };
+    let nodes = storage_nodes.iter().filter(may_have_pools);
+    let nodes = nodes.map(ResourceExt::name_any);
+    nodes.chain(agents.keys().cloned()).collect()
 }
 
 /// Asks one agent; returns its report, or why there is none. Fails if access is denied, because
@@ -111,5 +123,35 @@ async fn ask(
             "its agent has gone, or is too old to be asked".to_owned(),
         )),
         Err(error) => Ok(Err(Chain(&error).to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn a_node_without_pools_and_agent_is_not_asked() {
+        let entry = json!({"name": "fast", "uid": "u", "source": {"image": {"size": "1Gi"}},
+            "overcommitPercent": 100, "reservedPercent": 5});
+        let storage_nodes = [
+            json!({"metadata": {"name": "carries"}, "spec": {"topology": {}, "pools": [entry]}}),
+            json!({"metadata": {"name": "reports"}, "spec": {"topology": {}},
+                "status": {"pools": [{"name": "fast", "uid": "u"}]}}),
+            json!({"metadata": {"name": "unreadable"}, "spec": {"topology": 7}}),
+            json!({"metadata": {"name": "without"}, "spec": {"topology": {}, "pools": []}}),
+        ];
+        let storage_nodes: [DeserializeGuard<StorageNode>; 4] = storage_nodes.map(object);
+        let agent = Agent {
+            address: "agent:9808".to_owned(),
+            is_ready: true,
+        };
+        let agents = BTreeMap::from([("with-agent".to_owned(), agent)]);
+        let asked = with_pools_or_agent(&storage_nodes, &agents);
+        let expected = ["carries", "reports", "unreadable", "with-agent"];
+        assert_eq!(asked, BTreeSet::from(expected.map(str::to_owned)));
     }
 }

@@ -216,7 +216,7 @@ fn not_undone(it: &VolumeMove) -> Option<String> {
             "volume {name} follows its disk, which cannot be undone"
         ));
     }
-    if promotion::is_promoted(it) {
+    if it.is_promoted() {
         return Some(promotion::was_promoted(it));
     }
     (it.spec.cutover == Cutover::Never).then(|| {

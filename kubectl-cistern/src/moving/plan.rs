@@ -8,7 +8,7 @@ use cistern_crds::{
 use kube::ResourceExt as _;
 
 use super::follow::Followed;
-use super::promotion::{is_promoted, was_promoted};
+use super::promotion::was_promoted;
 use crate::cluster::Cluster;
 
 /// What is done for volumes that move together.
@@ -144,7 +144,7 @@ fn conflict(found: &VolumeMove, to_node: Option<&str>) -> Option<String> {
             "a move of volume {name} is being undone: wait until it has ended"
         ));
     }
-    if is_promoted(found) {
+    if found.is_promoted() {
         return Some(was_promoted(found));
     }
     let (its, wanted) = (destination(found), to_node?);

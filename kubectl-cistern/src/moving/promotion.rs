@@ -5,11 +5,6 @@ use kube::ResourceExt as _;
 
 use super::follow::waits;
 
-/// Whether the copy of a VolumeMove has become the volume, or is about to.
-pub(crate) fn is_promoted(it: &VolumeMove) -> bool {
-    it.status.as_ref().is_some_and(|it| it.promoted.is_some())
-}
-
 /// What to do with the VolumeMove of a volume that was promoted.
 pub(crate) fn was_promoted(it: &VolumeMove) -> String {
     let name = it.name_any();
@@ -20,8 +15,8 @@ pub(crate) fn was_promoted(it: &VolumeMove) -> String {
         );
     }
     format!(
-        "the copy of volume {name} was promoted, and its former node keeps the image of before: save what you need of it; \
-         `kubectl delete volumemove {name}` removes that image"
+        "the standby copy of volume {name} is the volume now, and its former node keeps the previous image, which no pod can \
+         mount: copy what you need from it, then remove it with `kubectl delete volumemove {name}`"
     )
 }
 

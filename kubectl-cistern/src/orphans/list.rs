@@ -329,8 +329,9 @@ Adopt an image with `kubectl cistern orphans adopt IMAGE`; remove it with `… r
         let refused = choose(&cluster, "pvc-lost", &all).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "image uid-of-lost on worker-1 belongs to node worker-0, which has volume pvc-lost: give \
-             the node its old name, or move the disk back; to give up the image, delete that first"
+            "image uid-of-lost on worker-1 belongs to node worker-0, which has volume pvc-lost: if the \
+             disk has moved, follow \"A disk moves to another machine\" in docs/recovery.md; to give up \
+             the image, delete that first"
         );
     }
 

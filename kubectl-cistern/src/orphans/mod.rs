@@ -69,7 +69,7 @@ pub enum Error {
     },
     /// The custom resource of the image is on another node.
     #[error(
-        "image {image} on {node} belongs to node {owner}, which has {what}: give the node its old name, or move the disk back; to give up the image, delete that first"
+        "image {image} on {node} belongs to node {owner}, which has {what}: if the disk has moved, follow \"A disk moves to another machine\" in docs/recovery.md; to give up the image, delete that first"
     )]
     OnOtherNode {
         /// Name of the image.

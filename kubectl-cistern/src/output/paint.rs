@@ -35,6 +35,7 @@ impl Paint {
     }
 
     /// Returns a painter with colours.
+    #[cfg(test)]
     pub const fn coloured() -> Self {
         Self { colours: true }
     }

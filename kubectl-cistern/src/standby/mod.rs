@@ -5,14 +5,14 @@
 //!   cut over ─▶ print each change of their conditions ─▶ each copy is as new as its interval demands
 //! ```
 //!
-//! *Invariant:* no VolumeMove is deleted that is not a standby copy, or whose copy has been promoted: that one keeps the image
-//! of before.
+//! *Invariant:* no VolumeMove is deleted that is not a standby copy, or whose copy has been promoted: that one keeps the
+//! previous image.
 
 pub mod promote;
 
 use std::collections::BTreeSet;
 
-use cistern_crds::{Cutover, Reason, VolumeMove, VolumeMoveSpec};
+use cistern_crds::{ConditionType, Cutover, Reason, VolumeMove, VolumeMoveSpec, condition};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -24,7 +24,7 @@ use crate::{
         Error, changed, complete,
         follow::{Followed, Goal, Printed, until_ended, waits},
         named_together, plan,
-        promotion::{is_promoted, was_promoted},
+        promotion::was_promoted,
         requests, set,
     },
 };
@@ -140,14 +140,31 @@ fn not_standby(it: &VolumeMove) -> Option<String> {
     if it.spec.takeover.is_some() {
         return None;
     }
-    if is_promoted(it) {
+    if it.is_promoted() {
         return Some(was_promoted(it));
     }
     (it.spec.cutover != Cutover::Never)
         .then(|| format!("volume {name} moves to another node: wait until it has moved"))
 }
 
-/// Removes the standby copies.
+/// Why a copy is not removed: the operator keeps it until the volume is ready. None if it can be.
+fn not_removed(cluster: &Cluster, it: &VolumeMove) -> Option<String> {
+    let name = it.name_any();
+    it.status.as_ref()?.prepared.as_ref()?;
+    let volume = cluster.volume(&name)?;
+    let status = volume.current_status();
+    let is_ready = status.is_some_and(|status| {
+        status.image.is_some() && condition::holds(&status.conditions, ConditionType::Ready)
+    });
+    (!is_ready && !volume.spec.deletion_requested).then(|| {
+        let shown = set::shown(cluster, &name);
+        format!(
+            "{shown} is not ready, and its copy may be the only data: wait until the volume is ready, or promote the copy"
+        )
+    })
+}
+
+/// Removes the standby copies. Fails if one of them may be the only data of its volume.
 async fn remove(
     connection: &Connection,
     flags: &arguments::Standby,
@@ -156,7 +173,9 @@ async fn remove(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let found: Vec<&VolumeMove> = plan::existing(cluster, together).collect();
-    let refused: Vec<String> = found.iter().filter_map(|it| not_standby(it)).collect();
+    let refused = found.iter();
+    let refused = refused.filter_map(|it| not_standby(it).or_else(|| not_removed(cluster, it)));
+    let refused: Vec<String> = refused.collect();
     if !refused.is_empty() {
         return Err(Error::Refused(refused).into());
     }
@@ -247,6 +266,28 @@ mod tests {
         assert_eq!(same(None).existing, ["pvc-1"]);
         assert_eq!(same(Some(30)).existing, ["pvc-1"]);
         assert_eq!(same(Some(60)).change[0].1, 60);
+    }
+
+    #[test]
+    fn a_copy_that_may_be_the_only_data_is_not_removed_before_its_volume_is_ready() {
+        let mut cluster = cluster();
+        let spec = json!({"volumeName": "pvc-1", "cutover": "Never"});
+        let prepared = json!({"number": 1, "snapshotName": "s", "image": "i", "received": "2026-01-01T00:00:00Z"});
+        let copied = existing(&spec, &json!({"prepared": prepared})).remove(0);
+        assert_eq!(not_removed(&cluster, &copied), None);
+        // Its node has not opened it again.
+        cluster.volumes[0].spec.epoch = 1;
+        let why = not_removed(&cluster, &copied).unwrap();
+        assert!(
+            why.starts_with("shop/data (volume pvc-1) is not ready"),
+            "{why}"
+        );
+        let begun = existing(&spec, &json!({})).remove(0);
+        assert_eq!(not_removed(&cluster, &begun), None, "nothing is copied");
+        cluster.volumes[0].spec.deletion_requested = true;
+        assert_eq!(not_removed(&cluster, &copied), None, "it is deleted");
+        cluster.volumes.clear();
+        assert_eq!(not_removed(&cluster, &copied), None, "there is no volume");
     }
 
     #[test]

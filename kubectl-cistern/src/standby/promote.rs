@@ -1,8 +1,9 @@
 //! `promote`: makes the standby copies of volumes the volumes, after their node is lost.
 //!
 //! ```text
-//! claims ─▶ volumes ─▶ those that pods use together ─▶ refuse those without a copy, and whose node may work
-//!   ─▶ say what is lost ─▶ confirm by name ─▶ request it ─▶ the volumes are on their new node
+//! claims ─▶ volumes ─▶ those that pods use together ─▶ refuse those without a copy that its node can use, those with copies
+//!   of different moments, and those whose node may work ─▶ say what is lost ─▶ confirm by name ─▶ request it
+//!   ─▶ the volumes are on their new node
 //! ```
 //!
 //! *Invariant:* the request names the time of the copy that the user has seen. The operator promotes no older one, and looks
@@ -15,7 +16,7 @@ use std::{
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
-    Cutover, MovePlan, VolumeMove,
+    Cutover, HasImage as _, MovePlan, VolumeMove,
     out_of_service::{self, is_out_of_service},
 };
 use k8s_openapi::api::core::v1::Node;
@@ -31,15 +32,15 @@ use crate::{
     moving::{
         Error, complete,
         follow::{Followed, Goal, until_ended},
-        named_together,
-        promotion::is_promoted,
-        requests, set,
+        named_together, requests, set,
     },
     output::Terminal,
 };
 
 /// How messages show the time of a copy.
 const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
+/// How messages show times that differ.
+const EXACT: &str = "%Y-%m-%d %H:%M:%S%.3f UTC";
 
 /// A copy that is to become the volume.
 #[derive(Debug)]
@@ -51,7 +52,8 @@ struct Copy {
 }
 
 /// Promotes the standby copies of the volumes of the claims that are not promoted yet, after confirmation. Fails if one of
-/// them has no copy, if its node may work, if the user does not confirm, or if a request fails.
+/// them has no copy that its node can use, if the copies of volumes that pods use together differ in their time and the user has
+/// not allowed that, if the node of a volume may work, if the user does not confirm, or if a request fails.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Promote,
@@ -65,6 +67,10 @@ pub async fn run(
         printer.write(&format!("the copy of {shown} is promoted already\n"))?;
     }
     if !copies.is_empty() {
+        let differing = different_moments(&cluster, &together);
+        if !flags.different_moments && !differing.is_empty() {
+            return Err(Error::Refused(differing).into());
+        }
         refuse_working(connection, &copies).await?;
         let (question, name) = question(&cluster, &copies, Utc::now());
         confirm(
@@ -112,7 +118,7 @@ fn copy_of(cluster: &Cluster, name: &str) -> Result<Option<Copy>, String> {
     let Some(object) = cluster.move_of(name) else {
         return Err(format!("{shown} has no standby copy"));
     };
-    if is_promoted(object) {
+    if object.is_promoted() {
         return Ok(None);
     }
     let taken = object.copied_as_of();
@@ -126,14 +132,63 @@ fn copy_of(cluster: &Cluster, name: &str) -> Result<Option<Copy>, String> {
             None => format!("{shown} has no standby copy"),
         });
     }
-    match (object.plan(), taken) {
-        (Some(plan), Some(taken)) => Ok(Some(Copy {
-            object: object.clone(),
-            plan,
-            taken,
-        })),
-        _ => Err(format!("the standby copy of {shown} is not complete")),
+    let (Some(plan), Some(taken)) = (object.plan(), taken) else {
+        return Err(format!("the standby copy of {shown} is not complete"));
+    };
+    if let Some(why) = unusable(cluster, name, &plan.to_node) {
+        let to = &plan.to_node;
+        return Err(format!(
+            "node {to} cannot use the copy of {shown} now: {why}"
+        ));
     }
+    Ok(Some(Copy {
+        object: object.clone(),
+        plan,
+        taken,
+    }))
+}
+
+/// Why the node with the copy of a volume cannot read it now.
+fn unusable(cluster: &Cluster, volume: &str, node: &str) -> Option<String> {
+    let pool = cluster.volume(volume)?.pool_name();
+    let Some(found) = cluster.node(node) else {
+        return Some(format!("there is no StorageNode {node}"));
+    };
+    found.can_read(pool).err().map(|why| why.message)
+}
+
+/// The volumes that belong together and whose copies have the data of different moments: each volume is copied by itself.
+fn different_moments(cluster: &Cluster, together: &BTreeSet<String>) -> Vec<String> {
+    let links = set::links(cluster, &set::by_claim(cluster));
+    let (mut left, mut found) = (together.clone(), Vec::new());
+    while let Some(name) = left.pop_first() {
+        let group = set::group_of(&name, &links);
+        left.retain(|it| !group.contains(it));
+        let taken = group
+            .iter()
+            .filter_map(|it| Some((it, moment(cluster, it)?)));
+        let taken: Vec<(&String, DateTime<Utc>)> = taken.collect();
+        let moments: BTreeSet<DateTime<Utc>> = taken.iter().map(|(_, at)| *at).collect();
+        if moments.len() > 1 {
+            let each = taken.iter().map(|(name, at)| {
+                format!("{} as of {}", set::shown(cluster, name), at.format(EXACT))
+            });
+            let each: Vec<String> = each.collect();
+            found.push(format!(
+                "pods use these volumes together, and their copies have different moments, so that a program may find them \
+                 inconsistent: {}; to promote them nevertheless, set --different-moments",
+                each.join(", ")
+            ));
+        }
+    }
+    found
+}
+
+/// The time that the data of a volume has, or had when its copy was promoted.
+fn moment(cluster: &Cluster, volume: &str) -> Option<DateTime<Utc>> {
+    let object = cluster.move_of(volume)?;
+    let promoted = object.status.as_ref().and_then(|it| it.promoted);
+    promoted.or_else(|| object.copied_as_of())
 }
 
 /// Fails if pods may run on a node that the volumes leave.
@@ -203,12 +258,20 @@ mod tests {
 
     const TAKEN: &str = "2026-01-01T00:00:00.5Z";
 
+    /// The volume has a VolumeMove, and the pool of its copy is ready.
     fn with(spec: &Value, status: &Value) -> Cluster {
         let mut cluster = cluster();
-        cluster.moves = vec![object(
-            json!({"metadata": {"name": "pvc-1", "uid": "m"}, "spec": spec, "status": status}),
-        )];
+        cluster.nodes[1] = cluster.nodes[0].clone();
+        cluster.nodes[1].metadata.name = Some("worker-2".to_owned());
+        let entry = json!({"name": "fast", "uid": "uid-of-fast", "source": {"image": {"size": "11Gi"}},
+            "overcommitPercent": 100, "reservedPercent": 5});
+        cluster.nodes[1].spec.pools = vec![object(entry)];
+        cluster.moves = vec![move_of("pvc-1", spec, status)];
         cluster
+    }
+
+    fn move_of(volume: &str, spec: &Value, status: &Value) -> VolumeMove {
+        object(json!({"metadata": {"name": volume, "uid": "m"}, "spec": spec, "status": status}))
     }
 
     fn standby() -> (Value, Value) {
@@ -263,6 +326,57 @@ mod tests {
         }
         assert!(why(&spec, &json!({})).contains("is not complete"));
         assert!(of(&cluster()).unwrap_err()[0].contains("has no standby copy"));
+    }
+
+    #[test]
+    fn nothing_is_promoted_that_its_node_cannot_use() {
+        let (spec, status) = standby();
+        let mut cluster = with(&spec, &status);
+        let pools = &mut cluster.nodes[1].status.as_mut().unwrap().pools;
+        pools[0].conditions.clear();
+        let why = of(&cluster).unwrap_err().remove(0);
+        let says = "node worker-2 cannot use the copy of shop/data (volume pvc-1) now: pool fast";
+        assert!(why.contains(says), "{why}");
+        cluster.nodes.pop();
+        let why = of(&cluster).unwrap_err().remove(0);
+        assert!(why.contains("there is no StorageNode worker-2"), "{why}");
+    }
+
+    #[test]
+    fn a_copy_in_a_pool_that_is_leaving_its_node_is_promoted_while_the_pool_is_ready() {
+        let (spec, status) = standby();
+        let mut cluster = with(&spec, &status);
+        cluster.nodes[1].spec.pools[0].retiring = true;
+        assert_eq!(of(&cluster).unwrap().len(), 1);
+        let pools = &mut cluster.nodes[1].status.as_mut().unwrap().pools;
+        pools[0].conditions.clear();
+        assert!(of(&cluster).is_err());
+    }
+
+    #[test]
+    fn copies_of_volumes_that_pods_use_together_have_one_moment_or_are_named() {
+        let (spec, status) = standby();
+        let mut cluster = with(&spec, &status);
+        let both = BTreeSet::from(["pvc-1", "pvc-2"].map(str::to_owned));
+        let differing = |cluster: &Cluster| different_moments(cluster, &both);
+        let mut other = status.clone();
+        other["prepared"]["taken"] = json!("2026-01-01T00:00:07Z");
+        let alone = json!({"volumeName": "pvc-2", "cutover": "Never"});
+        cluster.moves.push(move_of("pvc-2", &alone, &other));
+        assert!(differing(&cluster).is_empty(), "no pod uses both");
+        let mut linked = alone;
+        linked["togetherWith"] = json!(["pvc-1"]);
+        cluster.moves[1] = move_of("pvc-2", &linked, &other);
+        let text = differing(&cluster).join("");
+        for part in [
+            "shop/data (volume pvc-1) as of 2026-01-01 00:00:00.500 UTC",
+            "(volume pvc-2) as of 2026-01-01 00:00:07.000 UTC",
+            "--different-moments",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        cluster.moves[1] = move_of("pvc-2", &linked, &status);
+        assert!(differing(&cluster).is_empty(), "one moment");
     }
 
     #[test]

@@ -2,19 +2,26 @@
 
 use serde_json::Value;
 
-/// Environment variables whose values stay: those of Cistern's manifests, which hold no credentials.
-const KNOWN_VARIABLES: [&str; 11] = [
+/// Environment variables whose values stay: those of Cistern's images and manifests, which hold no credentials.
+const KNOWN_VARIABLES: [&str; 18] = [
     "CSI_ENDPOINT",
     "DRIFT_INTERVAL",
     "HEALTH_INTERVAL",
     "HTTP_ADDRESS",
     "KEEP_FREE_PERCENT",
     "KUBELET_ROOT",
+    "LOG_FORMAT",
     "LOG_LEVEL",
     "MAX_VOLUMES",
+    "NAMESPACE",
     "NODE_NAME",
+    "PATH",
+    "POD_NAME",
     "POOL_DIRECTORIES",
     "STORAGE_ROOT",
+    "TRANSFER_ADDRESS",
+    "TRANSFER_BYTES_PER_SECOND",
+    "UNCLAIMED_AFTER_SECONDS",
 ];
 /// Replaces the value of another environment variable.
 const REMOVED: &str = "(removed)";
@@ -24,7 +31,7 @@ const KNOWN_ANNOTATIONS: [&str; 2] = ["kubernetes.io/", "cistern.storage/"];
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Removes managed fields, annotations of others, and values of environment variables that
-/// Cistern's manifests do not set, wherever they are in the object.
+/// Cistern's images and manifests do not set, wherever they are in the object.
 pub fn redact(object: &mut Value) {
     match object {
         Value::Object(fields) => {
@@ -68,6 +75,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// The names of the variables that the images set.
+    fn variables_of_images() -> Vec<&'static str> {
+        let (mut names, mut is_setting) = (Vec::new(), false);
+        for line in include_str!("../../../Dockerfile").lines() {
+            is_setting |= line.starts_with("ENV ");
+            if is_setting {
+                let words = line.split_whitespace();
+                let settings = words.filter_map(|word| word.split_once('='));
+                names.extend(settings.map(|(name, _)| name));
+                is_setting = line.ends_with('\\');
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_variables_of_the_images_are_kept() {
+        let names = variables_of_images();
+        assert!(names.contains(&"TRANSFER_BYTES_PER_SECOND"), "{names:?}");
+        for name in names {
+            let env = json!({"env": [{"name": name, "value": "given"}]});
+            let mut kept = env.clone();
+            redact(&mut kept);
+            assert_eq!(kept, env);
+        }
+    }
 
     #[test]
     fn values_that_cistern_did_not_set_are_removed_at_any_depth() {

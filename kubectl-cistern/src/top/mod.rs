@@ -38,11 +38,13 @@ use self::{
 };
 use crate::{
     Connection, Error, Printer, Verdict,
-    agents::{self, AT_ONCE},
+    agents::{self, AT_ONCE, Agent},
     arguments::{self, TopSubject},
     cluster::claim_reference,
+    list::new_notes,
     output::{Cell, human},
     print_notes,
+    screen::Screen,
 };
 
 /// Error of `top`.
@@ -64,44 +66,88 @@ pub enum TopError {
     },
 }
 
+/// The metrics of the agents at one time.
+struct Sample {
+    /// The metrics of each agent that answered, by node.
+    nodes: BTreeMap<String, NodeMetrics>,
+    /// A note about each agent that did not answer.
+    notes: Vec<String>,
+}
+
 /// Samples the metrics twice and prints a view with the rates. With `--watch`, repeats this until
-/// the process is interrupted. Fails if no agent answers, if a request is denied, if a list request
-/// fails, or if standard output cannot be written.
+/// the process is interrupted; a later sample that fails is noted and skipped. Fails if no agent
+/// answers, if a request is denied, if a list request fails, or if standard output cannot be
+/// written.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Top,
     printer: Printer,
 ) -> Result<Verdict, Error> {
-    let mut before = sample(connection, flags.node()).await?;
+    let first = sample(connection, flags.node()).await?;
+    print_notes(&first.notes);
+    let (mut before, mut known) = (first.nodes, first.notes);
     let mut screen = printer.screen(flags.output());
     loop {
         sleep(flags.interval).await;
-        let after = sample(connection, flags.node()).await?;
-        match &flags.subject {
-            TopSubject::Pools(subject) => {
-                // Also of one that cannot be parsed, only the name is needed.
-                let name = |pool: &DeserializeGuard<StoragePool>| pool.name_any();
-                let pools = selected(connection, subject.selector.as_ref(), name).await?;
-                let (only, pools) = (&subject.only, pools.as_ref());
-                let view = TopPools::of(&before, &after, only, pools, flags.sort);
-                screen.show(&view)?;
+        let notes = match show_next(connection, flags, &before, &mut screen).await {
+            Ok((after, is_cleared)) => {
+                // On a terminal, the view has replaced the notes.
+                if is_cleared {
+                    known.clear();
+                }
+                before = after.nodes;
+                after.notes
             }
-            TopSubject::Volumes(subject) => {
-                let selector = subject.selector.as_ref();
-                let wanted = Wanted {
-                    only: subject.only.clone(),
-                    namespace: subject.namespace.as_deref(),
-                    claims: selected(connection, selector, claim_reference).await?,
-                };
-                let view = TopVolumes::of(&before, &after, &wanted, flags.sort);
-                screen.show(&view)?;
+            Err(error) if flags.output().watch && may_pass(&error) => {
+                vec![Chain(&error).to_string()]
             }
-        }
+            Err(error) => return Err(error),
+        };
+        print_notes(&new_notes(&mut known, notes));
         if !flags.output().watch {
             return Ok(Verdict::Ok);
         }
-        before = after;
     }
+}
+
+/// Returns whether a later sample may succeed after this error.
+const fn may_pass(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Denied { .. } | Error::Output(_) | Error::Rendering(_)
+    )
+}
+
+/// Takes a sample and shows the rates since `before`. Returns the sample, and whether the view has
+/// cleared the terminal. Fails as [`run`] does.
+async fn show_next(
+    connection: &Connection,
+    flags: &arguments::Top,
+    before: &BTreeMap<String, NodeMetrics>,
+    screen: &mut Screen,
+) -> Result<(Sample, bool), Error> {
+    let after = sample(connection, flags.node()).await?;
+    let is_cleared = match &flags.subject {
+        TopSubject::Pools(subject) => {
+            // Also of one that cannot be parsed, only the name is needed.
+            let name = |pool: &DeserializeGuard<StoragePool>| pool.name_any();
+            let pools = selected(connection, subject.selector.as_ref(), name).await?;
+            let (only, pools) = (&subject.only, pools.as_ref());
+            let view = TopPools::of(before, &after.nodes, only, pools, flags.sort);
+            screen.show(&view)?
+        }
+        TopSubject::Volumes(subject) => {
+            let selector = subject.selector.as_ref();
+            let wanted = Wanted {
+                only: subject.only.clone(),
+                namespace: subject.namespace.as_deref(),
+                claims: selected(connection, selector, claim_reference).await?,
+            };
+            let view = TopVolumes::of(before, &after.nodes, &wanted, flags.sort);
+            screen.show(&view)?
+        }
+    };
+    Ok((after, is_cleared))
 }
 
 /// Lists the objects that a label selector selects, and returns what `key` makes of each; `None`
@@ -124,12 +170,9 @@ where
     Ok(Some(all.iter().map(key).collect()))
 }
 
-/// Reads the metrics of all agents, or of the agent on the node `only`. Prints a note about each
-/// agent that does not answer. Fails if no agent runs, if none answers, or if access is denied.
-async fn sample(
-    connection: &Connection,
-    only: Option<&str>,
-) -> Result<BTreeMap<String, NodeMetrics>, Error> {
+/// Reads the metrics of all agents, or of the agent on the node `only`. Fails if no agent runs, if
+/// none answers, or if access is denied.
+async fn sample(connection: &Connection, only: Option<&str>) -> Result<Sample, Error> {
     let mut asked = agents::running(connection).await?;
     asked.retain(|node, _| only.is_none_or(|only| only == node));
     if asked.is_empty() {
@@ -137,8 +180,8 @@ async fn sample(
         return Err(TopError::NoAgents { namespace }.into());
     }
     let answers = stream::iter(asked)
-        .map(|(node, address)| async move {
-            let metrics = read(connection, &node, &address).await;
+        .map(|(node, agent)| async move {
+            let metrics = read(connection, &node, &agent).await;
             metrics.map(|metrics| NodeMetrics {
                 node,
                 at: Instant::now(),
@@ -148,10 +191,10 @@ async fn sample(
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
-    let (mut all, mut notes) = (BTreeMap::new(), Vec::new());
+    let (mut answered, mut notes) = (BTreeMap::new(), Vec::new());
     for answer in answers {
         match answer {
-            Ok(answer) => _ = all.insert(answer.node.clone(), answer),
+            Ok(answer) => _ = answered.insert(answer.node.clone(), answer),
             // Requests to the other agents are denied as well.
             Err(error @ Error::Denied { .. }) => return Err(error),
             Err(error) => notes.push(Chain(&error).to_string()),
@@ -159,17 +202,17 @@ async fn sample(
     }
     notes.sort_unstable();
     match notes.first() {
-        Some(why) if all.is_empty() => Err(TopError::NoAnswer { why: why.clone() }.into()),
-        _ => {
-            print_notes(&notes);
-            Ok(all)
-        }
+        Some(why) if answered.is_empty() => Err(TopError::NoAnswer { why: why.clone() }.into()),
+        _ => Ok(Sample {
+            nodes: answered,
+            notes,
+        }),
     }
 }
 
 /// Reads the metrics of one agent through the API server. Fails if the request fails.
-async fn read(connection: &Connection, node: &str, address: &str) -> Result<Exposition, Error> {
-    let text = agents::metrics(connection, node, address).await?;
+async fn read(connection: &Connection, node: &str, agent: &Agent) -> Result<Exposition, Error> {
+    let text = agents::metrics(connection, node, agent).await?;
     Ok(Exposition::parse(&text))
 }
 

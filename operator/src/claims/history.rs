@@ -8,7 +8,11 @@ use cistern_crds::EventReason;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Subject, problem::Problem};
+use super::{
+    Subject,
+    problem::Problem,
+    schedule::{Schedule, Turn},
+};
 
 /// Minimum age of a problem before it is published. Most are transient: objects that are applied
 /// together arrive one after the other.
@@ -18,19 +22,15 @@ const UPDATE: Duration = Duration::from_mins(1);
 /// Interval at which a lasting problem is published again: the API server deletes an event after an
 /// hour.
 pub(super) const REPEAT: Duration = Duration::from_mins(45);
-/// Minimum interval between two events of any subjects, so that very many claims with a problem do
-/// not load the API server.
-const PACE: Duration = Duration::from_millis(100);
 
-/// Published problems of each existing subject.
+/// Present and published problems of the existing subjects.
 #[derive(Debug, Default)]
 pub(super) struct EventHistory(Mutex<Histories>);
 
 #[derive(Debug, Default)]
 struct Histories {
     subjects: HashMap<Subject, SubjectHistory>,
-    /// The earliest time for the next event of any subject that has no reserved time yet.
-    free: Option<Instant>,
+    schedule: Schedule,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,7 +44,7 @@ struct SubjectHistory {
     /// How often a problem with the reason of the last one was published.
     count: i32,
     /// The time that is reserved for the next event about the subject.
-    turn: Option<Instant>,
+    turn: Option<Turn>,
 }
 
 /// Whether to publish an event now.
@@ -59,7 +59,8 @@ pub(super) enum PublishDecision {
 }
 
 impl EventHistory {
-    /// Records the problem of a subject, and decides whether to publish it now.
+    /// Records the problem of a subject that exists, and decides whether to publish it now. `uid` is that of its
+    /// object: another object of the same name starts with an empty history.
     pub(super) fn consider(
         &self,
         subject: &Subject,
@@ -67,40 +68,26 @@ impl EventHistory {
         problem: Option<&Problem>,
         now: Instant,
     ) -> PublishDecision {
-        let mut guard = self.0.lock();
-        let Histories { subjects, free } = &mut *guard;
-        let history = subjects.entry(subject.clone()).or_default();
-        if history.uid.as_deref() != uid {
-            *history = SubjectHistory {
-                uid: uid.map(str::to_owned),
-                ..SubjectHistory::default()
-            };
+        let mut histories = self.0.lock();
+        let known = histories.subjects.get(subject);
+        if known.is_some_and(|history| history.uid.as_deref() != uid) {
+            histories.forget(subject);
         }
         let Some(problem) = problem else {
-            history.lasting = None;
-            history.turn = None;
+            histories.end(subject);
             return PublishDecision::Skip;
         };
-        let since = match history.lasting {
-            Some((reason, since)) if reason == problem.reason() => since,
-            Some(_) | None => now,
-        };
-        history.lasting = Some((problem.reason(), since));
-        let due = match &history.last {
-            Some((last, published)) if last == problem => *published + REPEAT,
-            Some((last, published)) if last.reason() == problem.reason() => *published + UPDATE,
-            Some(_) | None => now,
-        };
-        let due = due.max(since + SETTLE);
+        let Histories { subjects, schedule } = &mut *histories;
+        let history = subjects.entry(subject.clone()).or_default();
+        history.uid = uid.map(str::to_owned);
+        let (due, is_repeated) = history.due(problem, now);
         if due > now {
+            schedule.give_back(history.turn.take());
             return PublishDecision::Wait(due - now);
         }
-        let turn = *history.turn.get_or_insert_with(|| {
-            let turn = free.map_or(now, |free| free.max(now));
-            *free = Some(turn + PACE);
-            turn
-        });
-        match turn.saturating_duration_since(now) {
+        let reserve = || schedule.reserve(is_repeated, now);
+        let turn = history.turn.get_or_insert_with(reserve);
+        match turn.at.saturating_duration_since(now) {
             Duration::ZERO => PublishDecision::Publish,
             rest => PublishDecision::Wait(rest),
         }
@@ -130,14 +117,56 @@ impl EventHistory {
 
     /// Forgets a subject that is gone or no longer waits.
     pub(super) fn forget(&self, subject: &Subject) {
-        let mut histories = self.0.lock();
-        histories.subjects.remove(subject);
+        self.0.lock().forget(subject);
+    }
+}
+
+impl Histories {
+    fn forget(&mut self, subject: &Subject) {
+        let history = self.subjects.remove(subject);
+        self.schedule.give_back(history.and_then(|it| it.turn));
+    }
+
+    /// Records that a subject has no problem.
+    fn end(&mut self, subject: &Subject) {
+        let Some(history) = self.subjects.get_mut(subject) else {
+            return;
+        };
+        history.lasting = None;
+        self.schedule.give_back(history.turn.take());
+        // Nothing of it was published.
+        if history.last.is_none() {
+            self.subjects.remove(subject);
+        }
+    }
+}
+
+impl SubjectHistory {
+    /// Records the problem. Returns when an event about it is due, and whether that repeats the last one.
+    fn due(&mut self, problem: &Problem, now: Instant) -> (Instant, bool) {
+        let reason = problem.reason();
+        let since = match self.lasting {
+            Some((lasting, since)) if lasting == reason => since,
+            Some(_) | None => now,
+        };
+        self.lasting = Some((reason, since));
+        let (due, is_repeated) = match &self.last {
+            Some((last, published)) if last == problem => (*published + REPEAT, true),
+            Some((last, published)) if last.reason() == reason => (*published + UPDATE, true),
+            Some(_) | None => (now, false),
+        };
+        (due.max(since + SETTLE), is_repeated)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claims::schedule::PACE;
+
+    fn claim(number: u32) -> Subject {
+        Subject::Volume(number.to_string())
+    }
 
     fn missing(pool: &str) -> Problem {
         Problem::PoolMissing {
@@ -211,7 +240,6 @@ mod tests {
     #[test]
     fn events_about_very_many_claims_are_written_at_a_limited_rate() {
         let published = EventHistory::default();
-        let claim = |number: u32| Subject::Volume(number.to_string());
         let start = Instant::now();
         let problem = missing("a");
         let turn = |number, after| {
@@ -230,5 +258,57 @@ mod tests {
         assert_eq!(published.count(&claim(5), &problem), 1);
         let after = turn(5, SETTLE + PACE * 5);
         assert_eq!(after, PublishDecision::Wait(REPEAT));
+    }
+
+    #[test]
+    fn problems_that_end_before_their_event_do_not_delay_the_events_of_others() {
+        let published = EventHistory::default();
+        let start = Instant::now();
+        let problem = missing("a");
+        let turn = |number, problem, after| {
+            published.consider(&claim(number), Some("1"), problem, start + after)
+        };
+        for round in 0..10 {
+            let begin = SETTLE * 2 * round;
+            for after in [begin, begin + SETTLE] {
+                for number in 0..1000 {
+                    turn(number, Some(&problem), after);
+                }
+            }
+            for number in (0..1000).step_by(2) {
+                turn(number, None, begin + SETTLE);
+                published.forget(&claim(number + 1));
+            }
+        }
+        assert!(published.0.lock().subjects.is_empty());
+        let later = SETTLE * 20;
+        turn(1000, Some(&problem), later);
+        let new = turn(1000, Some(&problem), later + SETTLE);
+        assert_eq!(new, PublishDecision::Publish);
+    }
+
+    #[test]
+    fn a_new_problem_does_not_wait_for_the_repetitions_of_others() {
+        let published = EventHistory::default();
+        let start = Instant::now();
+        let problem = missing("a");
+        let turn = |number, after| {
+            published.consider(&claim(number), Some("1"), Some(&problem), start + after)
+        };
+        for number in 0..100 {
+            turn(number, Duration::ZERO);
+            published.mark(&claim(number), problem.clone(), start);
+        }
+        let repeated: Vec<_> = (0..100).map(|number| turn(number, REPEAT)).collect();
+        assert_eq!(repeated[99], PublishDecision::Wait(PACE * 99));
+        turn(100, REPEAT.saturating_sub(SETTLE));
+        assert_eq!(turn(100, REPEAT), PublishDecision::Publish);
+        // Nor does one that takes the place of a problem whose repetition waits.
+        let other = Problem::NoNodes {
+            pool: "a".to_owned(),
+        };
+        let turn = |after| published.consider(&claim(99), Some("1"), Some(&other), start + after);
+        assert_eq!(turn(REPEAT), PublishDecision::Wait(SETTLE));
+        assert_eq!(turn(REPEAT + SETTLE), PublishDecision::Publish);
     }
 }

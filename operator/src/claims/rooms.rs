@@ -5,16 +5,16 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use cistern_crds::{Bytes, Encryption, Provisioning, StorageNode};
+use cistern_crds::{
+    Bytes, Encryption, Provisioning, StorageNode,
+    availability::{Needs, takes},
+};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use super::problem::{self, NAMED, NodeRoom};
-use crate::{
-    availability::pool_for_new_volumes, by_node::ByNode, capacity::parameters,
-    cluster_state::ClusterState, registration,
-};
+use crate::{by_node::ByNode, capacity::parameters, cluster_state::ClusterState, registration};
 
 /// The rooms in the pools of every class, by the names of class and pool and the provisioning of the
 /// volume.
@@ -129,9 +129,12 @@ fn room(
     let registration = registration::observe(cluster, name);
     let encryption = parameters(class).and_then(|it| it.encryption);
     let header = Encryption::header_of(encryption);
-    let offered = node
-        .encrypts(encryption)
-        .and_then(|()| pool_for_new_volumes(pool, Some(node), &registration));
+    let needs = Needs {
+        provisioning,
+        encryption,
+        is_copy: false,
+    };
+    let offered = takes(pool, Some(node), needs, &registration.parts());
     Some(match offered {
         Ok(status) => NodeRoom::Free {
             largest: status.largest_volume(provisioning).saturating_sub(header),
@@ -143,7 +146,7 @@ fn room(
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::names;
+    use cistern_crds::{Reason, names, testing::volume_group_source};
     use kube::core::DeserializeGuard;
     use serde_json::json;
 
@@ -203,6 +206,23 @@ mod tests {
             !of_pool("slow").is_carried,
             "each pool has rooms of its own"
         );
+    }
+
+    #[test]
+    fn a_volume_group_has_no_room_for_claims_of_thin_volumes() {
+        let cluster = ClusterState::unwatched();
+        put(&cluster.nodes, "w1", testing::node("w1", &[]));
+        let mut node = storage_node("w1").carrying("fast").build();
+        node.spec.pools[0].source = volume_group_source("vg");
+        put(&cluster.storage_nodes, "w1", DeserializeGuard(Ok(node)));
+        let class = StorageClass::default();
+        let refusal = |provisioning| match room(&cluster, &class, "fast", provisioning, "w1") {
+            Some(NodeRoom::None(why)) => why.reason,
+            room => panic!("{room:?}"),
+        };
+        assert_eq!(refusal(Provisioning::Thin), Reason::NotInVolumeGroup);
+        // It could hold a thick one. No agent runs.
+        assert_eq!(refusal(Provisioning::Thick), Reason::DriverNotRegistered);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use cistern_crds::{
     Condition, ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode,
     StorageNodeStatus,
     condition::{self, ConditionUpdate},
-    health::PoolSeverity,
+    enumeration::first_clauses,
+    health::{PoolSeverity, Problem},
     time,
 };
 use kube::ResourceExt as _;
@@ -71,8 +72,7 @@ pub fn of_node(
         wait = Some(rest);
     }
     let pools = node.spec.pools.iter().map(|pool| {
-        let mut reported = node.status.iter().flat_map(|status| &status.pools);
-        let status = reported.find(|status| status.uid == pool.uid);
+        let status = node.status_of(&pool.name);
         (format!("pool {}", pool.name), of_pool(status))
     });
     let well = |pools| match pools {
@@ -94,7 +94,8 @@ pub fn of_nodes(nodes: &[(String, PoolHealth)]) -> ConditionUpdate {
 
 /// Health of a pool on a node, from the report of the agent. Unknown if the agent is silent.
 pub fn of_pool_on(node: &StorageNode, status: Option<&NodePoolStatus>) -> PoolHealth {
-    match node.status.as_ref().and_then(StorageNodeStatus::silence) {
+    let reported = node.status.as_ref();
+    match reported.and_then(StorageNodeStatus::unknown_state) {
         Some((reason, healthy)) => PoolHealth::Unknown(reason, healthy.message.clone()),
         None => of_pool(status),
     }
@@ -105,8 +106,7 @@ fn of_pool(status: Option<&NodePoolStatus>) -> PoolHealth {
     let Some(status) = status else {
         return pending("its agent has not reported it yet");
     };
-    let problems = status.problems.iter().rev();
-    match problems.max_by_key(|problem| problem.severity) {
+    match Problem::worst(&status.problems) {
         Some(worst) => PoolHealth::Unhealthy(
             worst.severity,
             // A newer version wrote an unknown reason; the message explains it.
@@ -155,26 +155,20 @@ fn sum_up(parts: &[(String, PoolHealth)], well: impl Fn(usize) -> String) -> Con
 }
 
 fn enumerate(parts: &[(Reason, &String, &String)]) -> String {
-    let named = parts.iter().take(NAMED);
-    let named: Vec<String> = named
-        .map(|(_, part, message)| {
-            // Most messages name their object.
-            if message.contains(part.as_str()) {
-                (*message).clone()
-            } else {
-                format!("{part}: {message}")
-            }
-        })
-        .collect();
-    match parts.len().saturating_sub(NAMED) {
-        0 => named.join("; "),
-        rest => format!("{}; and {rest} more", named.join("; ")),
-    }
+    let clauses = parts.iter().map(|(_, part, message)| {
+        // Most messages name their object.
+        if message.contains(part.as_str()) {
+            (*message).clone()
+        } else {
+            format!("{part}: {message}")
+        }
+    });
+    first_clauses(clauses, NAMED)
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, health::Problem};
+    use cistern_crds::Bytes;
 
     use super::*;
     use crate::testing::{moment, registered, storage_node};

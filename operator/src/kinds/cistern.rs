@@ -12,7 +12,7 @@ use crate::{
     change::Change,
     comparison::has_same_declaration,
     identity,
-    stored::{PartOfMove, Stored, StoredSnapshot, StoredVolume},
+    stored::{Location, PartOfMove, Stored, StoredSnapshot, StoredVolume},
 };
 
 impl WatchedKind for DeserializeGuard<StoragePool> {
@@ -25,15 +25,15 @@ impl WatchedKind for DeserializeGuard<StoragePool> {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
         let key = difference.key.to_string();
         if let Replaced::Changed(before, now) = &difference.entries
             && let (Ok(before), Ok(now)) = (&before.0, &now.0)
             && has_same_declaration(before, now)
         {
-            return Change::PoolStatus(key);
+            return vec![Change::PoolStatus(key)];
         }
-        Change::Pool(key)
+        vec![Change::Pool(key)]
     }
 }
 
@@ -52,8 +52,8 @@ impl WatchedKind for DeserializeGuard<StorageNode> {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::StorageNode(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::StorageNode(difference.key.to_string())]
     }
 }
 
@@ -66,17 +66,12 @@ impl WatchedKind for DeserializeGuard<PoolVolume> {
         Some(StoredVolume::of_volume(self))
     }
 
-    fn change(difference: &Difference<StoredVolume>) -> Change {
-        match &difference.entry().location {
-            // Two nodes are concerned.
-            Some(_) if has_moved(difference) => Change::Everything,
-            Some(location) => Change::Volume {
-                name: difference.key.to_string(),
-                pool: location.pool.to_string(),
-                node: location.node.to_string(),
-            },
-            None => Change::Everything,
-        }
+    fn changes(difference: &Difference<StoredVolume>) -> Vec<Change> {
+        in_places(difference, |_, location| Change::Volume {
+            name: difference.key.to_string(),
+            pool: location.pool.to_string(),
+            node: location.node.to_string(),
+        })
     }
 }
 
@@ -89,22 +84,28 @@ impl WatchedKind for DeserializeGuard<PoolSnapshot> {
         Some(StoredSnapshot::of_snapshot(&self))
     }
 
-    fn change(difference: &Difference<StoredSnapshot>) -> Change {
-        match &difference.entry().location {
-            Some(_) if has_moved(difference) => Change::Everything,
-            Some(location) => Change::Snapshot {
-                pool: location.pool.to_string(),
-                node: location.node.to_string(),
-                moves: of_move(difference.entry()),
-            },
-            None => Change::Everything,
-        }
+    fn changes(difference: &Difference<StoredSnapshot>) -> Vec<Change> {
+        in_places(difference, |snapshot, location| Change::Snapshot {
+            name: difference.key.to_string(),
+            pool: location.pool.to_string(),
+            node: location.node.to_string(),
+            moves: snapshot.of_move.as_ref().map(|it| it.volume.to_string()),
+        })
     }
 }
 
-fn of_move(snapshot: &StoredSnapshot) -> Option<String> {
-    let part = snapshot.of_move.as_ref();
-    part.map(|part| part.volume.to_string())
+/// The changes at the place of an object, and at its former one if it has moved. An object that cannot be read may be
+/// anywhere.
+fn in_places<R>(
+    difference: &Difference<Stored<R>>,
+    change: impl Fn(&Stored<R>, &Location) -> Change,
+) -> Vec<Change> {
+    let entries = difference.before().into_iter().chain(difference.now());
+    let changes = entries.map(|entry| Some(change(entry, entry.location.as_ref()?)));
+    let changes: Option<Vec<Change>> = changes.collect();
+    let mut changes = changes.unwrap_or_else(|| vec![Change::Everything]);
+    changes.dedup();
+    changes
 }
 
 impl WatchedKind for DeserializeGuard<PoolReplica> {
@@ -119,8 +120,8 @@ impl WatchedKind for DeserializeGuard<PoolReplica> {
         Some(PartOfMove::of(&replica, &replica.spec.volume_name))
     }
 
-    fn change(difference: &Difference<PartOfMove>) -> Change {
-        Change::Replica(difference.entry().volume.to_string())
+    fn changes(difference: &Difference<PartOfMove>) -> Vec<Change> {
+        vec![Change::Replica(difference.entry().volume.to_string())]
     }
 }
 
@@ -145,8 +146,8 @@ impl WatchedKind for VolumeMove {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::Move(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::Move(difference.key.to_string())]
     }
 }
 
@@ -162,19 +163,8 @@ impl WatchedKind for ImageTransfer {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::Transfer(difference.key.to_string())
-    }
-}
-
-/// Whether the node of an object has changed.
-fn has_moved<R>(difference: &Difference<Stored<R>>) -> bool {
-    match &difference.entries {
-        Replaced::Changed(before, now) => {
-            let [before, now] = [before, now].map(|it| it.location.as_ref());
-            before.map(|it| &it.node) != now.map(|it| &it.node)
-        }
-        Replaced::Added(_) | Replaced::Removed(_) => false,
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::Transfer(difference.key.to_string())]
     }
 }
 
@@ -202,16 +192,17 @@ mod tests {
         .unwrap();
         let kept = snapshot.entry().unwrap();
         let expected = Change::Snapshot {
+            name: "x".to_owned(),
             pool: "fast".to_owned(),
             node: "w1".to_owned(),
             moves: None,
         };
         assert_eq!(
-            <DeserializeGuard<PoolSnapshot>>::change(&Difference {
+            <DeserializeGuard<PoolSnapshot>>::changes(&Difference {
                 key: "x".into(),
                 entries: Replaced::Added(Arc::new(kept.clone())),
             }),
-            expected
+            [expected]
         );
         assert_eq!(kept.requested_name.as_deref(), Some("snapshot-s"));
     }
@@ -223,16 +214,51 @@ mod tests {
             let mut now = pool.clone();
             change(&mut now);
             let [before, now] = [pool.clone(), now].map(|it| Arc::new(DeserializeGuard(Ok(it))));
-            <DeserializeGuard<StoragePool>>::change(&Difference {
+            <DeserializeGuard<StoragePool>>::changes(&Difference {
                 key: "fast".into(),
                 entries: Replaced::Changed(before, now),
             })
         };
         let written = change(|pool| pool.status = Some(StoragePoolStatus::default()));
-        assert_eq!(written, Change::PoolStatus("fast".to_owned()));
+        assert_eq!(written, [Change::PoolStatus("fast".to_owned())]);
         let declared = change(|pool| pool.spec.overcommit_percent = 200);
-        assert_eq!(declared, Change::Pool("fast".to_owned()));
+        assert_eq!(declared, [Change::Pool("fast".to_owned())]);
         let deleted = change(|pool| pool.metadata.finalizers = None);
-        assert_eq!(deleted, Change::Pool("fast".to_owned()));
+        assert_eq!(deleted, [Change::Pool("fast".to_owned())]);
+    }
+
+    #[test]
+    fn a_volume_that_moves_is_a_change_on_both_nodes_and_one_that_cannot_be_read_is_on_any() {
+        let on = |node: Option<&str>| {
+            Arc::new(StoredVolume {
+                location: node.map(|node| Location {
+                    node: node.into(),
+                    pool: "fast".into(),
+                    thick: false,
+                }),
+                ..StoredVolume::default()
+            })
+        };
+        let changes = |entries| {
+            let key = "pvc-1".into();
+            <DeserializeGuard<PoolVolume>>::changes(&Difference { key, entries })
+        };
+        let change = |node: &str| Change::Volume {
+            name: "pvc-1".to_owned(),
+            pool: "fast".to_owned(),
+            node: node.to_owned(),
+        };
+        let [there, here, unknown] = [Some("w1"), Some("w2"), None].map(on);
+        let moved = changes(Replaced::Changed(there, here.clone()));
+        assert_eq!(moved, [change("w1"), change("w2")]);
+        let stayed = changes(Replaced::Changed(here.clone(), here.clone()));
+        assert_eq!(stayed, [change("w2")]);
+        for entries in [
+            Replaced::Changed(unknown.clone(), here.clone()),
+            Replaced::Changed(here, unknown.clone()),
+            Replaced::Removed(unknown),
+        ] {
+            assert_eq!(changes(entries), [Change::Everything]);
+        }
     }
 }

@@ -39,8 +39,8 @@ impl WatchedKind for Node {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::Node(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::Node(difference.key.to_string())]
     }
 }
 
@@ -57,8 +57,8 @@ impl WatchedKind for CSINode {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::Node(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::Node(difference.key.to_string())]
     }
 }
 
@@ -96,13 +96,13 @@ impl WatchedKind for Pod {
         on_a_node.then_some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
         let node = difference
             .entry()
             .spec
             .as_ref()
             .and_then(|spec| spec.node_name.clone());
-        Change::Node(node.unwrap_or_default())
+        vec![Change::Node(node.unwrap_or_default())]
     }
 }
 
@@ -117,8 +117,8 @@ impl WatchedKind for StorageClass {
         (self.provisioner == names::DRIVER).then_some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::Class(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::Class(difference.key.to_string())]
     }
 }
 
@@ -133,8 +133,8 @@ impl WatchedKind for VolumeAttributesClass {
         (self.driver_name == names::DRIVER).then_some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
-        Change::AttributesClass(difference.key.to_string())
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
+        vec![Change::AttributesClass(difference.key.to_string())]
     }
 }
 
@@ -155,12 +155,12 @@ impl WatchedKind for PersistentVolumeClaim {
         (!bound && phase.is_none_or(|phase| phase == "Pending")).then_some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
         let claim = difference.entry();
-        Change::Claim {
+        vec![Change::Claim {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
-        }
+        }]
     }
 }
 
@@ -178,12 +178,12 @@ impl WatchedKind for CSIStorageCapacity {
         Some(self)
     }
 
-    fn change(difference: &Difference<Self>) -> Change {
+    fn changes(difference: &Difference<Self>) -> Vec<Change> {
         let capacity = difference.entry();
-        Change::Capacity {
+        vec![Change::Capacity {
             class: capacity.storage_class_name.clone(),
             segment: segment(capacity).unwrap_or_default().to_owned(),
-        }
+        }]
     }
 }
 
@@ -202,8 +202,8 @@ impl WatchedKind for PersistentVolume {
         Owner::of_volume(&self)
     }
 
-    fn change(_: &Difference<Owner>) -> Change {
-        Change::Owner
+    fn changes(_: &Difference<Owner>) -> Vec<Change> {
+        vec![Change::Owner]
     }
 }
 
@@ -232,8 +232,8 @@ impl WatchedKind for VolumeSnapshotContent {
         Owner::of_content(&json!({"spec": self.spec, "status": self.status}))
     }
 
-    fn change(_: &Difference<Owner>) -> Change {
-        Change::Owner
+    fn changes(_: &Difference<Owner>) -> Vec<Change> {
+        vec![Change::Owner]
     }
 }
 
@@ -307,11 +307,11 @@ mod tests {
             segment: "w1".to_owned(),
         };
         assert_eq!(
-            CSIStorageCapacity::change(&Difference {
+            CSIStorageCapacity::changes(&Difference {
                 key: "x".into(),
                 entries: Replaced::Added(Arc::new(object)),
             }),
-            expected
+            [expected]
         );
     }
 }

@@ -1,4 +1,5 @@
-//! What a move has left whose VolumeMove is gone: somebody has removed its finalizer.
+//! What an earlier move of a volume has left. Its VolumeMove is gone, because somebody has removed its finalizer. The
+//! volume may have a later one.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use super::{
     Error,
-    actions::{is_all_that_is_left, is_movable},
+    actions::{is_movable, may_be_only_data},
     removal,
     snapshots::remove_left,
     volume,
@@ -19,8 +20,9 @@ use crate::{Context, controller::Next, pages, taken_over};
 /// When to look again at what is being removed.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Undoes the move of a volume without a VolumeMove, or whose VolumeMove is a later one that is not decided yet, so that its pods can use it again, and removes the snapshots and the
-/// replicas that were made for it. Fails if the API server refuses that.
+/// Undoes the move of a volume without a VolumeMove, or whose VolumeMove is a later one that is not decided yet. Its pods
+/// can then use the volume again, and the snapshots and the replicas that were made for the move are removed. Fails if
+/// the API server refuses that.
 pub(super) async fn undo(context: &Context, name: &str) -> Result<Next, Error> {
     let failed_with = |verb, object: &str, source| Error::Api {
         verb,
@@ -43,10 +45,7 @@ pub(super) async fn undo(context: &Context, name: &str) -> Result<Next, Error> {
             json!({"spec": {"target": null, "cancelledMoveUID": cancelled, "epoch": next}});
         let written = patch_guarded(&api, volume, names::OPERATOR_MANAGER, change).await;
         written.map_err(|it| failed("update", it))?;
-        tracing::warn!(
-            volume = name,
-            "undid the move of a volume whose VolumeMove is gone"
-        );
+        tracing::warn!(volume = name, "undid an earlier move of the volume");
         return Ok(Next::After(WAIT));
     }
     let is_clear = remove_replicas(context, name, found.as_ref()).await;
@@ -74,7 +73,7 @@ fn left(replica: &PoolReplica, volume: Option<&PoolVolume>, is_claimed: bool) ->
     };
     if is_volumes {
         Left::Release
-    } else if volume.is_none() && is_claimed && is_all_that_is_left(replica) {
+    } else if volume.is_none() && is_claimed && may_be_only_data(replica) {
         Left::Keep
     } else {
         Left::Remove

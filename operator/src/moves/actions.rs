@@ -4,33 +4,38 @@
 //! nobody uses the volume ─▶ replicas reserved on both nodes ─▶ target declared ─▶ closed ─▶ copied ─▶ committed
 //!   ─▶ opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is removed
 //! pods use it, and may ─▶ replicas ─▶ copied in passes (`passes`) ─▶ target declared ─▶ closing ─▶ pods evicted ─▶ closed …
-//! given up before the commit: cancelled or undone ─▶ the copy is removed
-//! the volume is gone (`bereft`) ─▶ what is left of its data stays, unless its deletion was requested
+//! given up before the commit: cancelled or undone ─▶ the copy is removed, once the volume is ready again
+//! given up, but the volume is closed and its node may not open it again ─▶ committed, if the copy is complete
+//! the PoolVolume does not exist (`without_volume`) ─▶ what is left of its data stays, unless its deletion was requested
 //! a standby copy (`standby`) ─▶ replicas ─▶ passes without end, until it is promoted or cut over
 //! ```
 //!
 //! `docs/design-moving.md` has the reasons, and the crate `model` checks them.
 
-mod bereft;
 mod checks;
+mod rescue;
 mod standby;
+mod without_volume;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
     ConditionType, Cutover, Explanation, FenceState, MovePlan, MoveTarget, PoolReplica,
-    PoolSnapshot, PoolVolume, Provisioning, Reason, ReplicaPurpose, VolumeMove, condition, time,
+    PoolSnapshot, PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition, time,
 };
 use kube::ResourceExt as _;
 
-use self::checks::{discard, fence, unreserved};
+use self::checks::{discard, unreserved};
 pub(super) use self::{
-    bereft::is_all_that_is_left,
-    checks::{clear_one, copying, is_copied_while_used, is_movable, is_usable, room_for, size_of},
+    checks::{
+        clear_one, copying, is_copied_while_used, is_movable, is_too_thin, is_usable, room_for,
+        size_of,
+    },
     standby::Source,
+    without_volume::may_be_only_data,
 };
 use super::{
     passes::{self, Passes},
-    pods::User,
+    pods::{User, not_made_again},
     together::Companion,
 };
 
@@ -65,6 +70,8 @@ pub(super) enum Action {
     /// Delete the VolumeMove, because the deletion of the volume is requested. Once the volume is gone, that is what says
     /// that its copy may go, too.
     GiveUp,
+    /// Note that the VolumeMove was deleted to undo the move, and not to give up the copy, which may be the only data.
+    KeepCopy,
     /// Note that the standby copy, whose data has this time, becomes the volume.
     RecordPromotion(DateTime<Utc>),
     /// Let the volume name the new node.
@@ -104,9 +111,12 @@ pub(super) struct Seen<'a> {
     pub(super) companions: &'a [Companion],
     /// Why the new node cannot take the volume any more.
     pub(super) lost: Option<&'a str>,
+    /// Why the new node cannot use the pool of the copy now.
+    pub(super) unavailable: Option<&'a str>,
     /// The node that has taken over the disk of the volume, to which the volume is to follow.
     pub(super) disk_at: Option<&'a str>,
-    /// What became of the former node. Known only if the copy is to be promoted, or if the volume is not there.
+    /// What became of the former node. Known only if the copy may have to become the volume, or is the volume: it is to be
+    /// promoted, or the volume is closed, has moved or does not exist.
     pub(super) source: Source,
     /// Whether the volume has a PersistentVolume; true as long as there is a PoolVolume.
     pub(super) is_claimed: bool,
@@ -118,7 +128,7 @@ pub(super) struct Seen<'a> {
 /// The next step of a move.
 pub(super) fn next(seen: &Seen<'_>) -> Action {
     let Some(volume) = seen.volume else {
-        return seen.bereft();
+        return seen.without_volume();
     };
     let spec = &volume.spec;
     let is_over = spec.epoch >= seen.plan.epoch;
@@ -187,7 +197,7 @@ impl Seen<'_> {
         if let Err(why) = is_movable(volume) {
             return Action::Wait(why);
         }
-        let in_use = self.in_use();
+        let in_use = self.waits_for_pods();
         if let Some(why) = &in_use
             && let Some(action) = self.leave_to_users(volume, why)
         {
@@ -200,13 +210,15 @@ impl Seen<'_> {
             if let Some(action) = passes::ended(self) {
                 return action;
             }
-            let waits = self.wait_for(Companion::is_reserved);
+            let waits = self.undecided(volume);
+            let waits = waits.or_else(|| self.wait_for(Companion::is_reserved));
             return waits.map_or(Action::Declare, Action::Wait);
         }
         if let Some(action) = passes::next(self, volume) {
             return action;
         }
-        let waits = self.wait_for(Companion::is_prepared);
+        let waits = self.undecided(volume);
+        let waits = waits.or_else(|| self.wait_for(Companion::is_prepared));
         waits.map_or_else(|| Action::CutOver(self.holders()), Action::Wait)
     }
 
@@ -254,11 +266,23 @@ impl Seen<'_> {
         None
     }
 
-    /// Whether a replica was made for another provisioning than the volume has now. A standby copy is kept nevertheless.
+    /// Whether a replica was made for another provisioning than the volume has now. One that is only requested may be refused. A
+    /// standby copy is kept nevertheless.
     fn is_to_be_provisioned_anew(&self, replica: &PoolReplica, volume: &PoolVolume) -> bool {
         let is_standby = self.object.standby_interval().is_some()
             && replica.spec.purpose == ReplicaPurpose::Incoming;
-        replica.spec.provisioning != volume.spec.attributes.provisioning && !is_standby
+        replica.spec.provisioning != volume.admitted_attributes().provisioning && !is_standby
+    }
+
+    /// Why the target is not declared yet, if the volume may become thick: then the copy is reserved anew.
+    fn undecided(&self, volume: &PoolVolume) -> Option<Explanation> {
+        let is_undecided = self.incoming.is_some_and(|it| is_too_thin(volume, it));
+        is_undecided.then(|| {
+            let from = &self.plan.from_node;
+            let message =
+                format!("node {from} has not decided yet whether the volume becomes thick");
+            Explanation::new(Reason::Pending, message)
+        })
     }
 
     /// What is done with a volume that pods use and that is not copied meanwhile; None if it is.
@@ -283,13 +307,9 @@ impl Seen<'_> {
         if self.object.spec.cutover != Cutover::Automatic {
             return None;
         }
-        let pods = self.users.iter().filter(|pod| pod.is_bound());
-        let stays = pods.filter_map(|pod| Some(format!("{pod} {}", pod.stays()?)));
-        let stays: Vec<String> = stays.collect();
-        (!stays.is_empty()).then(|| {
-            let message = format!("pods are not evicted: {}; delete them", stays.join(", "));
-            Explanation::new(Reason::EvictionBlocked, message)
-        })
+        let pods = not_made_again(self.users.iter().filter(|pod| pod.is_bound()))?;
+        let message = format!("pods are not evicted: {pods}; delete them");
+        Some(Explanation::new(Reason::EvictionBlocked, message))
     }
 
     /// The pods that have to be evicted.
@@ -301,11 +321,14 @@ impl Seen<'_> {
 
     /// The target is declared: the volume is closed, and copied.
     fn declared(&self, volume: &PoolVolume) -> Action {
-        let is_abandoned = self.companions.iter().any(Companion::is_absent);
         let Some(incoming) = self.incoming else {
             return Action::Undo;
         };
-        if self.is_given_up(volume) || is_abandoned {
+        let is_to_undo = self.is_given_up(volume) || self.is_abandoned();
+        if self.is_rescued(volume, incoming, is_to_undo) {
+            return Action::Commit;
+        }
+        if is_to_undo && !self.follows_others(volume, incoming) {
             return Action::Undo;
         }
         match self.promotion() {
@@ -321,19 +344,18 @@ impl Seen<'_> {
 
     /// The source closes the volume, and the rest of it is copied.
     fn cut_over(&self, volume: &PoolVolume, incoming: &PoolReplica) -> Action {
-        // The new node has not reserved the blocks of a thick volume, and nothing undoes a commit.
-        let is_thick = volume.spec.attributes.provisioning == Provisioning::Thick;
-        if is_thick && incoming.spec.provisioning != Provisioning::Thick {
+        if is_too_thin(volume, incoming) {
             return Action::Undo;
         }
-        let fence = fence(volume, &self.object.move_uid());
+        let fence = volume.fence_for(&self.object.move_uid());
         if fence != Some(FenceState::Closed) {
             return self.close(fence.is_some());
         }
         if !is_usable(incoming) {
             return Action::Wait(copying(self.plan, incoming));
         }
-        self.wait_for(Companion::is_complete)
+        // One that is given up as well decides by itself whether it follows.
+        self.wait_for(|it| it.is_complete() || it.is_leaving())
             .map_or(Action::Commit, Action::Wait)
     }
 
@@ -347,13 +369,13 @@ impl Seen<'_> {
         }
         let from = &self.plan.from_node;
         let closing = || {
-            let message = format!("node {from} closes the volume: no pod gets it there any more");
+            let message = format!("node {from} is closing the volume; no new pod can use it there");
             Explanation::new(Reason::Moving, message)
         };
         let in_use = if is_cut_over {
             self.staying()
         } else {
-            self.in_use()
+            self.waits_for_pods()
         };
         Action::Wait(in_use.unwrap_or_else(closing))
     }
@@ -361,10 +383,7 @@ impl Seen<'_> {
     /// The volume names the new node.
     fn arrived(&self, volume: &PoolVolume) -> Action {
         let (from, to) = (&self.plan.from_node, &self.plan.to_node);
-        let ready = volume
-            .status
-            .as_ref()
-            .filter(|it| it.epoch == volume.spec.epoch);
+        let ready = volume.current_status();
         let ready = ready.and_then(|it| condition::holding(&it.conditions, ConditionType::Ready));
         let Some(ready) = ready else {
             let message = format!("node {to} opens the copy as the volume");
@@ -376,24 +395,22 @@ impl Seen<'_> {
         if self.is_to_follow {
             return Action::Follow;
         }
-        let left: Vec<User> = self
-            .users
-            .iter()
-            .filter(|pod| pod.is_left(to))
-            .cloned()
-            .collect();
-        if !left.is_empty() {
-            return Action::DeletePods(left);
+        if let Some(action) = self.delete_left_pods() {
+            return action;
         }
         if self.is_promoted() {
             return self.superseded().unwrap_or(Action::End);
         }
-        if let Some(action) = passes::remove_snapshots(self) {
+        if let Some(action) = self.remove_snapshots() {
             return action;
         }
         let Some(retained) = self.retained else {
             return Action::End;
         };
+        if self.source.is_forgotten {
+            // Nobody is there who could remove it.
+            return Action::Release(ReplicaPurpose::Retained);
+        }
         let is_used = self.users.iter().any(|pod| pod.runs_on(to));
         let is_needed = !retained.spec.deletion_requested && !volume.spec.deletion_requested;
         let until = time::from_kubernetes(&ready.last_transition_time) + KEPT;
@@ -407,12 +424,33 @@ impl Seen<'_> {
         clear_one(retained)
     }
 
+    /// Deletes pods that are bound to the former node and cannot start there; None once there are none. One that nothing makes
+    /// again is left to its user.
+    fn delete_left_pods(&self) -> Option<Action> {
+        let to = &self.plan.to_node;
+        let left = self.users.iter().filter(|pod| pod.is_left(to));
+        let (made_again, kept): (Vec<&User>, Vec<&User>) =
+            left.partition(|pod| pod.stays().is_none());
+        if !made_again.is_empty() {
+            let pods = made_again.into_iter().cloned();
+            return Some(Action::DeletePods(pods.collect()));
+        }
+        let message = format!(
+            "pods cannot start on their node, because the volume is on node {to} now: {}; delete them",
+            not_made_again(kept)?
+        );
+        Some(Action::Wait(Explanation::new(Reason::PodsRemain, message)))
+    }
+
     /// Removes the replicas of a move that has not happened.
     fn clear(&self, volume: &PoolVolume) -> Action {
         if self.disk_at.is_some() {
             // The image of the former node is on that disk. The copy stays until the volume is ready there (`abandoned`).
             let purpose = self.retained.map(|it| it.spec.purpose);
             return purpose.map_or(Action::End, Action::Release);
+        }
+        if let Some(why) = self.needed_copy(volume) {
+            return self.keep(why);
         }
         if let Some(action) = self.remove_snapshots() {
             return action;
@@ -441,8 +479,8 @@ impl Seen<'_> {
         Some(Action::ReleaseSnapshot(name))
     }
 
-    /// The pods that hold the volume on its node.
-    pub(super) fn in_use(&self) -> Option<Explanation> {
+    /// Why the move waits, if pods use the volume.
+    pub(super) fn waits_for_pods(&self) -> Option<Explanation> {
         let users = self.users.iter().filter(|pod| pod.is_bound());
         let names: Vec<String> = users.map(ToString::to_string).collect();
         (!names.is_empty()).then(|| {

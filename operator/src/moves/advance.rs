@@ -2,24 +2,17 @@
 
 use std::time::Duration;
 
-use cistern_client::{
-    Rejection,
-    writes::{delete_exactly, patch_guarded, patch_status_guarded, remove_finalizer},
-};
+use cistern_client::writes::{delete_exactly, patch_status_guarded, remove_finalizer};
 use cistern_crds::{
     ConditionType, EventReason, Explanation, MovePlan, PoolVolume, Reason, VolumeMove,
     condition::{self, ConditionUpdate},
     names,
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::Api;
 use serde_json::{Value, json};
 
-use super::{
-    Error,
-    steps::{Step, View, next},
-    volume,
-};
+use super::{Error, volume};
 use crate::{
     Context,
     controller::Next,
@@ -38,7 +31,7 @@ pub(super) struct Move<'a> {
     pub(super) context: &'a Context,
     pub(super) object: VolumeMove,
     pub(super) volume: Option<PoolVolume>,
-    persistent_volume: Option<PersistentVolume>,
+    pub(super) persistent_volume: Option<PersistentVolume>,
 }
 
 impl<'a> Move<'a> {
@@ -84,15 +77,7 @@ impl<'a> Move<'a> {
         let Some(plan) = self.object.plan() else {
             return self.decide().await;
         };
-        let pods = self.pods_elsewhere().await?;
-        let step = next(&View {
-            object: &self.object,
-            plan: &plan,
-            volume: self.volume.as_ref(),
-            persistent_volume: self.persistent_volume.as_ref(),
-            is_granted: self.is_granted(&plan),
-            pods: &pods,
-        });
+        let step = self.next_step(&plan).await?;
         if self.is_takeover() {
             return self.take(step).await;
         }
@@ -102,69 +87,6 @@ impl<'a> Move<'a> {
     /// Whether the volume has a PersistentVolume that the cache shows.
     pub(super) fn has_persistent_volume(&self) -> bool {
         self.persistent_volume.is_some()
-    }
-
-    /// Takes a step with the PersistentVolume.
-    pub(super) async fn take(&self, step: Step) -> Result<Next, Error> {
-        tracing::debug!(volume = self.name(), ?step, "moving the PersistentVolume");
-        match (step, &self.persistent_volume) {
-            (Step::Wait(why), _) => {
-                self.report(why).await?;
-                return Ok(Next::After(WAIT));
-            }
-            (Step::Repoint(affinity), Some(seen)) => self.repoint(seen, affinity).await?,
-            (Step::Retain, Some(seen)) => {
-                let change = json!({
-                    "metadata": {"annotations": {(names::MOVE_ANNOTATION): self.object.uid()}},
-                    "spec": {"persistentVolumeReclaimPolicy": "Retain"},
-                });
-                self.patch(seen, change).await?;
-            }
-            (Step::Delete, Some(seen)) => {
-                let deleted = delete_exactly(&self.persistent_volumes(), seen).await;
-                deleted.map_err(|error| self.failed("delete", error))?;
-            }
-            (Step::Strip, Some(seen)) => {
-                let change = json!({"metadata": {"finalizers": null, "uid": seen.uid()}});
-                match self.patch(seen, change).await {
-                    Err(Error::Api { source, .. })
-                        if Rejection::from(&source) == Rejection::NotFound => {}
-                    result => result?,
-                }
-            }
-            (Step::Create(again), _) => {
-                let (api, parameters) = (self.persistent_volumes(), PostParams::default());
-                match api.create(&parameters, &again).await {
-                    Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => {}
-                    result => _ = result.map_err(|error| self.failed("create", error))?,
-                }
-            }
-            (Step::End, _) => return self.end().await,
-            (Step::Repoint(_) | Step::Retain | Step::Delete | Step::Strip, None) => {}
-        }
-        Ok(Next::After(AT_ONCE))
-    }
-
-    /// Changes the node affinity where the API server allows that, and otherwise saves the
-    /// PersistentVolume before it is replaced.
-    async fn repoint(&self, seen: &PersistentVolume, affinity: Value) -> Result<(), Error> {
-        let change = json!({"spec": {"nodeAffinity": affinity}});
-        match self.patch(seen, change).await {
-            Err(Error::Api { source, .. }) if Rejection::from(&source) == Rejection::Invalid => {
-                let saved = json!({"persistentVolume": volume::saved(seen)});
-                self.write_status("save the PersistentVolume in", saved)
-                    .await
-            }
-            result => result,
-        }
-    }
-
-    async fn patch(&self, seen: &PersistentVolume, change: Value) -> Result<(), Error> {
-        let api = self.persistent_volumes();
-        let patched = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-        patched
-            .map(drop)
-            .map_err(|error| self.failed("update", error))
     }
 
     /// Writes why the move waits. Returns whether that is new.
@@ -263,7 +185,7 @@ impl<'a> Move<'a> {
     /// Names of the pods that use the volume and are bound to another node that exists. They are listed only
     /// while the PersistentVolume names another node. If the volume was closed, a pod that has not started cannot
     /// get it, and is not in the way.
-    async fn pods_elsewhere(&self) -> Result<Vec<String>, Error> {
+    pub(super) async fn pods_elsewhere(&self) -> Result<Vec<String>, Error> {
         let Some(volume) = &self.volume else {
             return Ok(Vec::new());
         };
@@ -281,7 +203,7 @@ impl<'a> Move<'a> {
     }
 
     /// Whether the takeover that the move is for stays granted, so that the volume may still follow.
-    fn is_granted(&self, plan: &MovePlan) -> bool {
+    pub(super) fn is_granted(&self, plan: &MovePlan) -> bool {
         let node = self.context.cluster.storage_node(&plan.to_node);
         let pools = node.iter().filter_map(|guard| guard.0.as_ref().ok());
         let mut pools = pools.flat_map(|node| &node.spec.pools);
@@ -302,16 +224,8 @@ impl<'a> Move<'a> {
         Api::all(self.context.client.clone())
     }
 
-    fn persistent_volumes(&self) -> Api<PersistentVolume> {
-        Api::all(self.context.client.clone())
-    }
-
     pub(super) fn name(&self) -> &str {
         &self.object.spec.volume_name
-    }
-
-    fn failed(&self, verb: &'static str, source: kube::Error) -> Error {
-        self.failed_with(verb, "its PersistentVolume", source)
     }
 
     pub(super) fn failed_with(

@@ -4,15 +4,15 @@ use std::{collections::BTreeSet, time::Duration};
 
 use cistern_client::writes::patch_guarded;
 use cistern_crds::{
-    Explanation, MovePlan, PoolVolume, Reason, VolumeMove, names, unclaimed::Owner,
+    Explanation, MovePlan, PoolVolume, Reason, names, unclaimed::Owner,
     volume_move::MAXIMUM_TOGETHER,
 };
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::{Error, abandoned, actions::is_movable, advance::Move, target};
-use crate::controller::Next;
+use super::{Error, abandoned, actions::is_movable, advance::Move};
+use crate::{controller::Next, pods::claims_beside, taken_over};
 
 /// When to look again at a volume that cannot move yet.
 const WAIT: Duration = Duration::from_secs(5);
@@ -23,6 +23,16 @@ impl Move<'_> {
     /// Decides where the volume moves, or reports why it cannot.
     pub(super) async fn decide(&self) -> Result<Next, Error> {
         if self.object.metadata.deletion_timestamp.is_some() {
+            return self.end().await;
+        }
+        // It has a VolumeMove of its own for that.
+        if let Some(node) = self.disk_is_taken_over() {
+            let volume = self.name();
+            tracing::info!(
+                volume,
+                node,
+                "gave up the move, because the volume follows its disk"
+            );
             return self.end().await;
         }
         if !self
@@ -48,7 +58,7 @@ impl Move<'_> {
         match self.plan().await? {
             Ok(plan) => {
                 let (from, to) = (&plan.from_node, &plan.to_node);
-                tracing::info!(volume = self.name(), from, to, "the volume is to move");
+                tracing::info!(volume = self.name(), from, to, "planned the move");
                 self.write_status("update", json!({"plan": plan})).await?;
                 Ok(Next::After(AT_ONCE))
             }
@@ -57,6 +67,12 @@ impl Move<'_> {
                 Ok(Next::After(WAIT))
             }
         }
+    }
+
+    /// The node that has taken over the disk of the volume, which has not followed yet.
+    fn disk_is_taken_over(&self) -> Option<String> {
+        let volume = self.volume.as_ref()?;
+        taken_over::destination(&self.context.cluster, volume)
     }
 
     async fn plan(&self) -> Result<Result<MovePlan, Explanation>, Error> {
@@ -82,96 +98,51 @@ impl Move<'_> {
         }))
     }
 
-    /// The volumes of the same node that pods use together with this one, and those that the spec names.
+    /// The volumes of the same node that pods use together with this one, directly or through others, and those that the spec
+    /// names.
     async fn together_with(&self, volume: &PoolVolume) -> Result<Vec<String>, Error> {
         let mut names: BTreeSet<String> = self.object.spec.together_with.iter().cloned().collect();
-        for pod in self.pods().await? {
-            for handle in self.handles(&pod).await? {
-                let other = self.pool_volume(&handle).await?;
-                if other.is_some_and(|it| it.spec.node_name == volume.spec.node_name) {
-                    names.insert(handle);
+        let pods = self.pods_of_namespace().await?;
+        let own = self.claim().and_then(|claim| claim.name.clone());
+        let mut linked: BTreeSet<String> = own.into_iter().collect();
+        let mut seen = linked.clone();
+        loop {
+            let beside = claims_beside(&pods, &linked);
+            let more: Vec<String> = beside.difference(&seen).cloned().collect();
+            if more.is_empty() {
+                break;
+            }
+            for claim in more {
+                // A claim of another driver, or of another node, links no volumes.
+                if let Some(name) = self.volume_on(&volume.spec.node_name, &claim).await? {
+                    names.insert(name);
+                    linked.insert(claim.clone());
                 }
+                seen.insert(claim);
             }
         }
         names.remove(self.name());
         Ok(names.into_iter().collect())
     }
 
-    /// The volumes of this driver that a pod uses.
-    async fn handles(&self, pod: &Pod) -> Result<Vec<String>, Error> {
-        let namespace = pod.namespace().unwrap_or_default();
-        let api = Api::<PersistentVolumeClaim>::namespaced(self.context.client.clone(), &namespace);
-        let mut handles = Vec::new();
-        for claim in crate::pods::claims(pod) {
-            let found = api.get_opt(&claim).await;
-            let found = found.map_err(|error| self.failed_with("get", "a claim", error))?;
-            let bound = found.and_then(|claim| claim.spec?.volume_name);
-            let owner = bound.and_then(|name| self.context.cluster.volume_owners.get(&name));
-            if let Some(Owner::Handle(handle)) = owner.as_deref() {
-                handles.push(handle.to_string());
-            }
-        }
-        Ok(handles)
-    }
-
-    /// The node for the volume. Of the volumes that move together, the one whose name is first decides for all.
-    async fn to_node(
-        &self,
-        volume: &PoolVolume,
-        together_with: &[String],
-    ) -> Result<Result<String, Explanation>, Error> {
-        let mut volumes = vec![volume.clone()];
-        for name in together_with {
-            volumes.extend(self.pool_volume(name).await?);
-        }
-        if let Err(why) = target::are_movable(&self.context.cluster, &volumes) {
-            return Ok(Err(why));
-        }
-        if let Some(node) = &self.object.spec.to_node {
-            let taken = target::takes(&self.context.cluster, node, &volumes);
-            return Ok(taken.map(|_| node.clone()));
-        }
-        if let Some(first) = together_with
-            .first()
-            .filter(|first| first.as_str() < self.name())
-        {
-            let its_move = self.moves().get_opt(first).await;
-            let its_move =
-                its_move.map_err(|error| self.failed_with("get", "a VolumeMove", error))?;
-            return Ok(its_move.as_ref().and_then(VolumeMove::plan).map_or_else(
-                || {
-                    let message = format!(
-                        "pods use volume {first} together with this one, and it has no VolumeMove that names a node"
-                    );
-                    Err(Explanation::new(Reason::WaitingForOthers, message))
-                },
-                |plan| Ok(plan.to_node),
-            ));
-        }
-        let candidates = match target::candidates(&self.context.cluster, &volumes) {
-            Ok(candidates) => candidates,
-            Err(why) => return Ok(Err(why)),
+    /// Name of the volume of a claim in the namespace of the own one. None if it is not on the node.
+    async fn volume_on(&self, node: &str, claim: &str) -> Result<Option<String>, Error> {
+        let namespace = self.claim().and_then(|own| own.namespace.as_deref());
+        let client = self.context.client.clone();
+        let api = Api::<PersistentVolumeClaim>::namespaced(client, namespace.unwrap_or_default());
+        let found = api.get_opt(claim).await;
+        let found = found.map_err(|error| self.failed_with("get", "a claim", error))?;
+        let bound = found.and_then(|claim| claim.spec?.volume_name);
+        let owner = bound.and_then(|name| self.context.cluster.volume_owners.get(&name));
+        let Some(Owner::Handle(handle)) = owner.as_deref() else {
+            return Ok(None);
         };
-        let api = Api::<Node>::all(self.context.client.clone());
-        let mut closed = Vec::new();
-        for name in candidates {
-            let node = api.get_opt(&name).await;
-            let node = node.map_err(|error| self.failed_with("get", "a Node", error))?;
-            match node.map(|node| target::closed_to_pods(&node)) {
-                Some(None) => return Ok(Ok(name)),
-                Some(Some(why)) => closed.push(format!("node {name} {why}")),
-                None => closed.push(format!("there is no Node {name}")),
-            }
-        }
-        let message = format!(
-            "pods cannot be scheduled on the nodes that could take the volume: {}; name one of them in spec.toNode to \
-            move the volume there in spite of that",
-            closed.join("; ")
-        );
-        Ok(Err(Explanation::new(Reason::NotMovable, message)))
+        let volume = self.pool_volume(handle).await?;
+        let is_there = |it: &PoolVolume| it.spec.node_name == node;
+        Ok(volume.filter(is_there).map(|it| it.name_any()))
     }
 
-    async fn pool_volume(&self, name: &str) -> Result<Option<PoolVolume>, Error> {
+    pub(super) async fn pool_volume(&self, name: &str) -> Result<Option<PoolVolume>, Error> {
         let api = Api::<PoolVolume>::all(self.context.client.clone());
         let found = api.get_opt(name).await;
         found.map_err(|error| self.failed_with("get", "a volume that moves with it", error))

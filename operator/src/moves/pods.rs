@@ -88,6 +88,14 @@ impl User {
     }
 }
 
+/// Which of these pods nothing makes again on the new node, and why; None if there are none.
+pub(super) fn not_made_again<'a>(pods: impl IntoIterator<Item = &'a User>) -> Option<String> {
+    let pods = pods.into_iter();
+    let stays = pods.filter_map(|pod| Some(format!("{pod} {}", pod.stays()?)));
+    let stays: Vec<String> = stays.collect();
+    (!stays.is_empty()).then(|| stays.join(", "))
+}
+
 impl fmt::Display for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

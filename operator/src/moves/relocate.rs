@@ -11,15 +11,14 @@ use cistern_client::{
 };
 use cistern_crds::{
     Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
-    Reason, ReplicaPurpose, StorageNode, VolumeMove, names, out_of_service::is_out_of_service,
+    Reason, ReplicaPurpose, VolumeMove, names,
 };
-use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
 use super::{
     Error,
-    actions::{self, Action, Seen, Source, room_for},
+    actions::{self, Action, Seen, room_for},
     advance::{AT_ONCE, Move, WAIT},
     passes, removal,
     steps::Step,
@@ -27,7 +26,7 @@ use super::{
     users::Eviction,
     volume,
 };
-use crate::{controller::Next, taken_over};
+use crate::controller::Next;
 
 /// The replicas of a move.
 struct Replicas {
@@ -50,7 +49,7 @@ impl Move<'_> {
         let (replicas, users) = (self.replicas(plan).await?, self.users().await?);
         let companions = self.companions(plan).await?;
         let snapshots = self.snapshots().await?;
-        let lost = self.is_lost(plan);
+        let (lost, unavailable) = (self.is_lost(plan), self.unavailable(plan));
         let disk_at = self.disk_at(plan);
         let action = actions::next(&Seen {
             object: &self.object,
@@ -63,8 +62,9 @@ impl Move<'_> {
             users: &users,
             companions: &companions,
             lost: lost.as_deref(),
+            unavailable: unavailable.as_deref(),
             disk_at: disk_at.as_deref(),
-            source: self.source(plan).await?,
+            source: self.source(plan, replicas.retained.as_ref()).await?,
             is_claimed: self.is_claimed().await?,
             is_to_follow: follow != Step::End,
             now: (self.context.now)(),
@@ -90,11 +90,15 @@ impl Move<'_> {
             Action::Record(passes) => self.write_status("update", passes.change()).await?,
             Action::RecordPromotion(taken) => {
                 let (volume, to) = (self.name(), &plan.to_node);
-                tracing::warn!(volume, to, %taken, "the standby copy becomes the volume");
+                tracing::warn!(volume, to, %taken, "promoting the standby copy");
                 let promoted = json!({"promoted": taken});
                 self.write_status("update", promoted).await?;
             }
             Action::GiveUp => self.give_up().await?,
+            Action::KeepCopy => {
+                let kept = json!({"copyKept": true});
+                self.write_status("update", kept).await?;
+            }
             Action::TakeSnapshot => self.take_snapshot().await?,
             Action::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
             Action::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
@@ -131,15 +135,6 @@ impl Move<'_> {
         (due - (self.context.now)()).to_std().ok()
     }
 
-    /// The node that has taken over the disk of the volume while the move was under way.
-    fn disk_at(&self, plan: &MovePlan) -> Option<String> {
-        let volume = self.volume.as_ref()?;
-        // After the commit, the disk of the former node does not matter.
-        let is_away = volume.spec.node_name == plan.to_node;
-        let found = taken_over::destination(&self.context.cluster, volume);
-        found.filter(|_| !is_away)
-    }
-
     /// Whether the volume has a PersistentVolume. All are listed only if there is no PoolVolume, and the cache shows none either.
     async fn is_claimed(&self) -> Result<bool, Error> {
         if self.volume.is_some() || self.has_persistent_volume() {
@@ -156,26 +151,9 @@ impl Move<'_> {
         deleted.map_err(|error| self.failed_with("delete", &object, error))?;
         tracing::info!(
             volume = self.name(),
-            "gives up the move of a volume whose deletion is requested"
+            "deleted the VolumeMove, because the deletion of its volume is requested"
         );
         Ok(())
-    }
-
-    /// What became of the node that the volume leaves. It matters only for a promotion, and without the volume.
-    async fn source(&self, plan: &MovePlan) -> Result<Source, Error> {
-        if self.object.spec.promotion.is_none() && self.volume.is_some() {
-            return Ok(Source::default());
-        }
-        let failed = |error| self.failed_with("get", "the node of the volume", error);
-        let client = &self.context.client;
-        let node = Api::<Node>::all(client.clone());
-        let node = node.get_opt(&plan.from_node).await.map_err(failed)?;
-        let storage_node = Api::<StorageNode>::all(client.clone());
-        let storage_node = storage_node.get_metadata_opt(&plan.from_node).await;
-        Ok(Source {
-            is_lost: node.is_none_or(|node| is_out_of_service(&node)),
-            is_forgotten: storage_node.map_err(failed)?.is_none(),
-        })
     }
 
     /// Changes the location of the volume. The schema has the last word.
@@ -206,12 +184,12 @@ impl Move<'_> {
                 )
             }
             _ => {
-                let takeovers = self.takeovers(plan, volume);
-                let status = self.object.status.as_ref();
-                let is_promoted = status.is_some_and(|status| status.promoted.is_some());
+                // The volume is in the pool of the new node from now on.
+                let takeovers = self.takeovers_on(&plan.to_node);
                 let change = json!({
-                    "nodeName": plan.to_node, "target": null, "epoch": next, "takeovers": takeovers,
-                    "promotedMoveUID": is_promoted.then_some(move_uid),
+                    "nodeName": plan.to_node, "target": null, "epoch": next,
+                    "takeovers": takeovers.unwrap_or_default(),
+                    "promotedMoveUID": self.object.is_promoted().then_some(move_uid),
                 });
                 ("moved it to another node", change)
             }
@@ -225,14 +203,6 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// How often the pool of the new node has been taken over: the volume is in that pool from now on.
-    fn takeovers(&self, plan: &MovePlan, volume: &PoolVolume) -> u32 {
-        let guard = self.context.cluster.storage_node(&plan.to_node);
-        let node = guard.as_deref().and_then(|guard| guard.0.as_ref().ok());
-        let pool = node.and_then(|node| node.status_of(&volume.spec.pool_name));
-        pool.map_or(0, |pool| pool.takeovers)
-    }
-
     /// Whether the volume has half of the extents with which a snapshot of it is refused.
     fn is_fragmented(&self) -> bool {
         let Some(volume) = &self.volume else {
@@ -244,15 +214,6 @@ impl Move<'_> {
         extents
             .zip(pool)
             .is_some_and(|(extents, pool)| extents > pool.spec.limits.maximum_extents / 2)
-    }
-
-    /// Why the new node cannot take the volume any more: it is gone, and with it the copy.
-    fn is_lost(&self, plan: &MovePlan) -> Option<String> {
-        let cluster = &self.context.cluster;
-        cluster
-            .storage_node(&plan.to_node)
-            .is_none()
-            .then(|| format!("there is no StorageNode {}", plan.to_node))
     }
 
     async fn replicas(&self, plan: &MovePlan) -> Result<Replicas, Error> {
@@ -317,7 +278,7 @@ impl Move<'_> {
             purpose,
             move_uid: self.object.move_uid(),
             size: room_for(&self.object, volume, purpose),
-            provisioning: spec.attributes.provisioning,
+            provisioning: volume.admitted_attributes().provisioning,
             extent_size: spec.extent_size,
             deletion_requested: false,
         });

@@ -43,12 +43,10 @@ pub(super) async fn advance<K>(context: &Context, object: &K) -> Result<(), kube
 where
     K: HasImage + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
 {
-    match removal::next(object) {
-        RemovalStep::Ask => request(context, object).await,
-        RemovalStep::Await => Ok(()),
-        RemovalStep::Delete | RemovalStep::Release | RemovalStep::Held => {
-            release(context, object).await
-        }
+    match next(object, "its image") {
+        Removal::Request => request(context, object).await,
+        Removal::Wait(_) => Ok(()),
+        Removal::Release => release(context, object).await,
     }
 }
 

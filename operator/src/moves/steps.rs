@@ -1,19 +1,23 @@
-//! The next step of a move, from what the API server has. Pure.
+//! The next step of the PersistentVolume of a move, from what the API server has. Pure.
 
-use cistern_crds::{Explanation, MovePlan, PoolVolume, Reason, VolumeMove, names};
-use k8s_openapi::api::core::v1::PersistentVolume;
+use chrono::{DateTime, TimeDelta, Utc};
+use cistern_crds::{Explanation, MovePlan, PoolVolume, Reason, VolumeMove, names, time};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::volume::{again, node_of, pointed_at, saved_in};
+use super::volume::{again, node_of, pointed_at, saved_in, saved_uid};
 
+/// Age of a new PersistentVolume after which its claim is not changed any more: kube-controller-manager looks at each claim
+/// every 15 s.
+const WOKEN: TimeDelta = TimeDelta::seconds(20);
 /// Finalizers that Kubernetes and external-provisioner give to a PersistentVolume. Only these are removed.
 const KNOWN_FINALIZERS: [&str; 2] = [
     "kubernetes.io/pv-protection",
     "external-provisioner.volume.kubernetes.io/finalizer",
 ];
 
-/// The next step of a move.
+/// The next step of the PersistentVolume of a move.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
     /// Wait, because of this.
@@ -28,23 +32,35 @@ pub(super) enum Step {
     Strip,
     /// Create the PersistentVolume again.
     Create(Box<PersistentVolume>),
+    /// Wait until kube-controller-manager has bound the new PersistentVolume to its claim.
+    AwaitBound,
+    /// Let the claim name this node as the selected one, so that kube-controller-manager looks at it again.
+    Wake {
+        /// The claim, as it was read.
+        claim: Box<PersistentVolumeClaim>,
+        /// Name of the Node.
+        node: String,
+    },
     /// Nothing is left to do.
     End,
 }
 
-/// What is known of a move.
+/// What is known of a move and its PersistentVolume.
 pub(super) struct View<'a> {
     pub(super) object: &'a VolumeMove,
     pub(super) plan: &'a MovePlan,
     pub(super) volume: Option<&'a PoolVolume>,
     pub(super) persistent_volume: Option<&'a PersistentVolume>,
+    /// The claim of a PersistentVolume that was created again.
+    pub(super) claim: Option<&'a PersistentVolumeClaim>,
     /// Whether the takeover is granted, so that the volume may still follow.
     pub(super) is_granted: bool,
     /// The pods in the way.
     pub(super) pods: &'a [String],
+    pub(super) now: DateTime<Utc>,
 }
 
-/// The next step of a move.
+/// The next step of the PersistentVolume of a move.
 pub(super) fn next(view: &View<'_>) -> Step {
     if view.persistent_volume.is_none()
         && let Some(saved) = saved_in(view.object)
@@ -73,12 +89,9 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     let name = found.name_any();
     let value = names::topology_value(node);
     if node_of(found).is_none_or(|found| found == value) {
-        return Step::End;
+        return wake(view, found, node);
     }
-    let uid = found.uid();
-    let saved = saved_in(view.object);
-    let saved_uid = saved.and_then(|it| it.pointer("/metadata/uid")?.as_str());
-    let is_saved = saved_uid == uid.as_deref();
+    let is_saved = saved_uid(view.object) == found.uid().as_deref();
     let mark = found.annotations().get(names::MOVE_ANNOTATION);
     let is_ours = mark.is_some() && mark.map(String::as_str) == view.object.uid().as_deref();
     let is_terminating = found.metadata.deletion_timestamp.is_some();
@@ -121,6 +134,29 @@ fn create(saved: &Value, volume: Option<&PoolVolume>) -> Step {
         },
         |again| Step::Create(Box::new(again)),
     )
+}
+
+/// The step after the PersistentVolume was created again. kube-controller-manager makes a claim `Lost` that it looks at
+/// in between. It binds the new PersistentVolume, but looks at the claim again only when that changes, or after 15 s. So a claim
+/// that cannot be changed holds nothing up for longer.
+fn wake(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
+    let Some(claim) = view.claim else {
+        return Step::End;
+    };
+    let phase = found.status.as_ref().and_then(|it| it.phase.as_deref());
+    if phase != Some("Bound") {
+        return Step::AwaitBound;
+    }
+    let phase = claim.status.as_ref().and_then(|it| it.phase.as_deref());
+    let selected = claim.annotations().get(names::SELECTED_NODE_ANNOTATION);
+    let created = found.metadata.creation_timestamp.as_ref();
+    let created = created.map(time::from_kubernetes);
+    let is_late = created.is_some_and(|created| view.now - created > WOKEN);
+    if phase == Some("Bound") || selected.is_some_and(|selected| selected == node) || is_late {
+        return Step::End;
+    }
+    let (claim, node) = (Box::new(claim.clone()), node.to_owned());
+    Step::Wake { claim, node }
 }
 
 fn foreign_finalizer(volume: &PersistentVolume) -> Option<&str> {

@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 
-use cistern_crds::{Bytes, Explanation, PoolVolume, Reason};
-use k8s_openapi::api::core::v1::Node;
+use cistern_crds::{
+    Bytes, Explanation, PoolVolume, Reason, StorageNode,
+    availability::{self, Needs},
+};
 use kube::ResourceExt as _;
 
 use super::actions::size_of;
-use crate::{availability::pool_for_new_volumes, cluster_state::ClusterState, registration};
+use crate::{cluster_state::ClusterState, registration};
 
 /// Whether the pools of volumes that move together let their volumes move. Fails with the reason if one does not.
 pub(super) fn are_movable(
@@ -30,7 +32,12 @@ pub(super) fn candidates(
     volumes: &[PoolVolume],
 ) -> Result<Vec<String>, Explanation> {
     let (mut found, mut refused) = (Vec::new(), Vec::new());
-    for node in cluster.storage_nodes.keys(|_| true) {
+    // The message is not to name the nodes without any pool.
+    let nodes = cluster.storage_nodes.keys(|guard| {
+        let node = guard.0.as_ref().ok();
+        node.is_none_or(StorageNode::has_pools)
+    });
+    for node in nodes {
         match takes(cluster, &node, volumes) {
             Ok(room) => found.push((Reverse(room), node)),
             Err(why) => refused.push(why.message),
@@ -62,9 +69,13 @@ pub(super) fn takes(
             let message = format!("node {node} has volume {} now", volume.name_any());
             return Err(Explanation::new(Reason::NotMovable, message));
         }
-        let encrypts = storage_node.map_or(Ok(()), |it| it.encrypts(spec.encryption));
-        let pool = encrypts
-            .and_then(|()| pool_for_new_volumes(&spec.pool_name, storage_node, &registration));
+        let needs = Needs {
+            provisioning: volume.admitted_attributes().provisioning,
+            encryption: spec.encryption,
+            is_copy: true,
+        };
+        let parts = registration.parts();
+        let pool = availability::takes(&spec.pool_name, storage_node, needs, &parts);
         let pool = pool.map_err(|why| Explanation {
             message: format!("node {node} {}", why.message),
             ..why
@@ -73,7 +84,7 @@ pub(super) fn takes(
             .iter()
             .filter(|it| it.spec.pool_name == spec.pool_name);
         let needed: Bytes = in_pool.map(size_of).sum();
-        let room = pool.room(spec.attributes.provisioning);
+        let room = pool.room(volume.admitted_attributes().provisioning);
         if room < needed {
             let pool = &spec.pool_name;
             let message =
@@ -85,56 +96,15 @@ pub(super) fn takes(
     Ok(least.unwrap_or_default())
 }
 
-/// Why pods without tolerations cannot be scheduled on a node. None if they can.
-pub(super) fn closed_to_pods(node: &Node) -> Option<String> {
-    let spec = node.spec.as_ref();
-    if spec.is_some_and(|spec| spec.unschedulable == Some(true)) {
-        return Some("is cordoned".to_owned());
-    }
-    let status = node.status.iter();
-    let mut conditions = status.flat_map(|status| status.conditions.iter().flatten());
-    if conditions.any(|it| it.type_ == "Ready" && it.status != "True") {
-        return Some("is not ready".to_owned());
-    }
-    let mut taints = spec
-        .into_iter()
-        .flat_map(|spec| spec.taints.iter().flatten());
-    let keeps_pods_away = |effect: &str| matches!(effect, "NoSchedule" | "NoExecute");
-    let taint = taints.find(|taint| keeps_pods_away(&taint.effect))?;
-    Some(format!("has the taint {}", taint.key))
-}
-
 #[cfg(test)]
 mod tests {
     use cistern_crds::{
-        PoolSource,
+        PoolSource, Provisioning,
         testing::{image_source, logical_volumes_on, ready_volume, volume_group_source},
     };
-    use serde_json::json;
 
     use super::*;
-    use crate::testing::{node, put, storage_node};
-
-    #[test]
-    fn a_node_that_is_closed_to_pods_is_not_chosen() {
-        let with = |spec: serde_json::Value, ready: &str| -> Node {
-            serde_json::from_value(json!({
-                "metadata": {"name": "w1"}, "spec": spec,
-                "status": {"conditions": [{"type": "Ready", "status": ready}]},
-            }))
-            .unwrap()
-        };
-        let why = |node: &Node| closed_to_pods(node).unwrap_or_default();
-        assert_eq!(why(&node("w1", &[])), "");
-        assert_eq!(why(&with(json!({}), "True")), "");
-        assert_eq!(why(&with(json!({}), "Unknown")), "is not ready");
-        let cordoned = json!({"unschedulable": true});
-        assert_eq!(why(&with(cordoned, "True")), "is cordoned");
-        let taint = |effect| json!({"taints": [{"key": "dedicated", "effect": effect}]});
-        let tainted = with(taint("NoSchedule"), "True");
-        assert_eq!(why(&tainted), "has the taint dedicated");
-        assert_eq!(why(&with(taint("PreferNoSchedule"), "True")), "");
-    }
+    use crate::testing::{put, storage_node};
 
     #[test]
     fn a_volume_in_a_volume_group_does_not_move_and_neither_do_those_of_its_pods() {
@@ -163,21 +133,36 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_pool_is_a_volume_group_takes_no_volume() {
+        let cluster = ClusterState::unwatched();
+        let mut volume = ready_volume();
+        volume.status.as_mut().unwrap().attributes = None;
+        let mut node = storage_node("other").carrying("fast").build();
+        node.spec.pools[0].source = volume_group_source("vg");
+        let node = kube::core::DeserializeGuard(Ok(node));
+        put(&cluster.storage_nodes, "other", node);
+        for provisioning in [Provisioning::Thin, Provisioning::Thick] {
+            volume.spec.attributes.provisioning = provisioning;
+            let why = takes(&cluster, "other", std::slice::from_ref(&volume)).unwrap_err();
+            assert_eq!(why.reason, Reason::NotInVolumeGroup);
+        }
+    }
+
+    #[test]
     fn no_node_without_the_pool_or_with_the_volume_is_a_candidate_and_the_reasons_are_named() {
         let cluster = ClusterState::unwatched();
         let volume = ready_volume();
-        let own = storage_node(&volume.spec.node_name).build();
-        put(
-            &cluster.storage_nodes,
-            &volume.spec.node_name,
-            kube::core::DeserializeGuard(Ok(own)),
-        );
-        let other = storage_node("other").build();
-        put(
-            &cluster.storage_nodes,
-            "other",
-            kube::core::DeserializeGuard(Ok(other)),
-        );
+        let node = &volume.spec.node_name;
+        let own = storage_node(node).carrying(&volume.spec.pool_name);
+        let other = storage_node("other").carrying("another");
+        for (name, node) in [
+            (node.as_str(), own),
+            ("other", other),
+            ("bare", storage_node("bare")),
+        ] {
+            let node = kube::core::DeserializeGuard(Ok(node.build()));
+            put(&cluster.storage_nodes, name, node);
+        }
         let why = candidates(&cluster, &[volume]).unwrap_err();
         assert_eq!(why.reason, Reason::NotMovable);
         assert!(
@@ -190,5 +175,6 @@ mod tests {
             "{}",
             why.message
         );
+        assert!(!why.message.contains("bare"), "{}", why.message);
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use cistern_crds::{HasImage as _, MovePlan, PoolReplica, PoolVolume, VolumeMove};
 
-use super::actions::is_usable;
+use super::actions::{is_too_thin, is_usable};
 
 /// A volume that moves together with another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,14 +21,18 @@ pub(super) struct Companion {
 pub(super) enum Progress {
     /// It does not move to the same node.
     Absent,
+    /// Its move is given up after the declaration of its target, and not undone yet.
+    Leaving,
     /// It waits for its pods, or for room.
     Waiting,
     /// Both nodes have room for it.
     Reserved,
     /// Little of it is left to copy while pods use it.
     Prepared,
-    /// Its copy is complete, or it has moved.
+    /// Its copy is complete.
     Complete,
+    /// It is on the new node.
+    Moved,
 }
 
 impl Companion {
@@ -50,6 +54,10 @@ impl Companion {
         self.progress == Progress::Absent
     }
 
+    pub(super) fn is_leaving(&self) -> bool {
+        self.progress == Progress::Leaving
+    }
+
     pub(super) fn is_reserved(&self) -> bool {
         self.progress >= Progress::Reserved
     }
@@ -59,7 +67,11 @@ impl Companion {
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.progress == Progress::Complete
+        self.progress >= Progress::Complete
+    }
+
+    pub(super) fn has_moved(&self) -> bool {
+        self.progress == Progress::Moved
     }
 }
 
@@ -71,6 +83,10 @@ impl fmt::Display for Companion {
                 f,
                 "pods use volume {volume} together with this one, and it has no VolumeMove to the same node"
             ),
+            Progress::Leaving => write!(
+                f,
+                "pods use volume {volume} together with this one, and its move is given up"
+            ),
             Progress::Waiting => {
                 write!(f, "volume {volume} moves together with this one, and waits")
             }
@@ -81,6 +97,7 @@ impl fmt::Display for Companion {
                 )
             }
             Progress::Complete => write!(f, "volume {volume} has been copied"),
+            Progress::Moved => write!(f, "volume {volume} has moved"),
         }
     }
 }
@@ -96,27 +113,42 @@ fn progress(
         return Progress::Complete;
     };
     if volume.spec.node_name == plan.to_node {
-        return Progress::Complete;
+        return Progress::Moved;
     }
-    let Some(object) = object.filter(|it| it.metadata.deletion_timestamp.is_none()) else {
+    let Some(object) = object else {
         return Progress::Absent;
     };
+    let is_given_up = object.metadata.deletion_timestamp.is_some();
     let Some(its_plan) = object.plan() else {
-        return Progress::Waiting;
+        return if is_given_up {
+            Progress::Absent
+        } else {
+            Progress::Waiting
+        };
     };
     // It was undone, or moves elsewhere.
     if its_plan.to_node != plan.to_node || volume.spec.epoch >= its_plan.epoch {
         return Progress::Absent;
     }
     let uid = object.move_uid();
+    let target = volume.spec.target.as_ref();
+    let is_declared = target.is_some_and(|target| target.move_uid == uid);
+    if is_given_up {
+        return if is_declared {
+            Progress::Leaving
+        } else {
+            Progress::Absent
+        };
+    }
     let is_own = |it: &&PoolReplica| it.spec.move_uid == uid && !it.spec.deletion_requested;
     let [retained, incoming] = replicas.map(|it| it.filter(is_own));
-    let is_declared = volume.spec.target.is_some();
     if is_declared && incoming.is_some_and(is_usable) {
         return Progress::Complete;
     }
     let is_reserved = |it: Option<&PoolReplica>| it.is_some_and(|it| it.reserved().is_some());
-    if !is_reserved(retained) || !is_reserved(incoming) {
+    // A copy may have to be reserved anew.
+    let is_thin = incoming.is_some_and(|it| is_too_thin(volume, it));
+    if !is_reserved(retained) || !is_reserved(incoming) || is_thin {
         return Progress::Waiting;
     }
     let prepared = object.status.as_ref().and_then(|it| it.prepared.as_ref());

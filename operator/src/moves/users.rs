@@ -31,19 +31,22 @@ impl Move<'_> {
 
     /// The same, as they are.
     pub(super) async fn pods(&self) -> Result<Vec<Pod>, Error> {
+        let mut pods = self.pods_of_namespace().await?;
+        let name = self.claim().and_then(|claim| claim.name.as_deref());
+        pods.retain(|pod| name.is_some_and(|name| uses(pod, name)));
+        Ok(pods)
+    }
+
+    /// All pods in the namespace of the claim: no others can use volumes together with its pods.
+    pub(super) async fn pods_of_namespace(&self) -> Result<Vec<Pod>, Error> {
         let Some(claim) = self.claim() else {
             return Ok(Vec::new());
         };
         let namespace = claim.namespace.as_deref().unwrap_or_default();
-        let name = claim.name.as_deref().unwrap_or_default();
         let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
         let pods = api.list(&ListParams::default()).await;
         let pods = pods.map_err(|error| self.failed_with("list", "the pods", error))?;
-        Ok(pods
-            .items
-            .into_iter()
-            .filter(|pod| uses(pod, name))
-            .collect())
+        Ok(pods.items)
     }
 
     /// Deletes pods that were bound to the former node and have not started: they cannot get the volume there.

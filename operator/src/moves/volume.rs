@@ -1,4 +1,4 @@
-//! The PersistentVolume of a volume: its name, what is saved of it, and its node affinity. Pure.
+//! The PersistentVolume of a volume: its name, what is saved of it, and its node affinity.
 
 use cistern_crds::{
     VolumeMove, names,
@@ -14,11 +14,15 @@ use crate::{Context, pages};
 /// Name of the PersistentVolume of a move: the saved one, or the one whose handle is the volume's name.
 pub(super) fn name(context: &Context, object: &VolumeMove) -> Option<String> {
     let saved = saved_in(object).and_then(|it| it.pointer("/metadata/name")?.as_str());
-    saved.map(str::to_owned).or_else(|| {
-        let owners = &context.cluster.volume_owners;
-        let is_ours = |owner: &Owner| matches!(owner, Owner::Handle(handle) if **handle == *object.spec.volume_name);
-        owners.keys(is_ours).into_iter().next()
-    })
+    let found = || of_volume(context, &object.spec.volume_name);
+    saved.map(str::to_owned).or_else(found)
+}
+
+/// Name of the PersistentVolume whose handle is the name of a volume.
+pub(super) fn of_volume(context: &Context, volume: &str) -> Option<String> {
+    let owners = &context.cluster.volume_owners;
+    let is_ours = |owner: &Owner| matches!(owner, Owner::Handle(handle) if **handle == *volume);
+    owners.keys(is_ours).into_iter().next()
 }
 
 /// Whether a PersistentVolume has this volume. It is deleted once the deletion of the volume was requested and is done, and stays
@@ -34,6 +38,11 @@ pub(super) async fn is_claimed(context: &Context, volume: &str) -> Result<bool, 
 /// The PersistentVolume that a move has saved.
 pub(super) fn saved_in(object: &VolumeMove) -> Option<&Value> {
     object.status.as_ref()?.persistent_volume.as_ref()
+}
+
+/// UID of the PersistentVolume that a move has saved.
+pub(super) fn saved_uid(object: &VolumeMove) -> Option<&str> {
+    saved_in(object)?.pointer("/metadata/uid")?.as_str()
 }
 
 /// What is saved of a PersistentVolume: all that a user or a controller has written to it.

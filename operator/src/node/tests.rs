@@ -111,7 +111,7 @@ fn the_address_of_the_agent_is_written_and_kept_while_no_agent_runs() {
 }
 
 #[test]
-fn a_node_that_a_selector_matches_gets_the_pool_and_others_get_nothing() {
+fn a_node_that_a_selector_matches_gets_the_pool_and_others_an_object_without_pools() {
     let case = Case::labelled(FAST).declaring(pool("fast", FAST));
     let StorageNodeAction::Create(spec) = case.plan() else {
         panic!("{:?}", case.plan());
@@ -119,7 +119,42 @@ fn a_node_that_a_selector_matches_gets_the_pool_and_others_get_nothing() {
     assert_eq!(spec.topology[names::TOPOLOGY_KEY], "w1");
     assert_eq!(spec.pools[0].uid, uid("fast"));
     let other = Case::labelled(&[("disk", "hdd")]).declaring(pool("fast", FAST));
-    assert_eq!(other.plan(), StorageNodeAction::Keep);
+    assert!(other.written().is_empty());
+}
+
+#[test]
+fn a_node_with_an_agent_has_an_object_that_needs_no_finalizer_before_its_first_pool() {
+    let mut case = Case::labelled(FAST);
+    case.endpoint = "10.0.0.7:9812".parse().ok();
+    let StorageNodeAction::Create(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    let bare = new("w1", spec);
+    assert!(bare.spec.pools.is_empty() && bare.finalizers().is_empty());
+    let mut case = case.having(bare.clone());
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
+
+    // Another change adds no finalizer either; the first pool does.
+    case.endpoint = "10.0.0.8:9812".parse().ok();
+    assert!(case.written().is_empty());
+    assert!(finalizers(Some(&bare), &bare.spec).is_empty());
+    let case = case.declaring(pool("fast", FAST));
+    let StorageNodeAction::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert_eq!(finalizers(Some(&bare), &spec), [names::FINALIZER]);
+}
+
+#[test]
+fn without_a_node_or_its_agent_no_object_is_created() {
+    let mut no_agent = Case::labelled(FAST);
+    no_agent.agent = false;
+    assert_eq!(no_agent.plan(), StorageNodeAction::Keep);
+    let no_node = Case {
+        agent: true,
+        ..Case::default()
+    };
+    assert_eq!(no_node.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -142,10 +177,8 @@ fn r05_what_is_as_it_should_be_is_not_written() {
 fn a_pool_without_our_finalizer_is_not_spread() {
     let mut unheld = pool("fast", FAST);
     unheld.metadata.finalizers = None;
-    assert_eq!(
-        Case::labelled(FAST).declaring(unheld).plan(),
-        StorageNodeAction::Keep
-    );
+    let case = Case::labelled(FAST).declaring(unheld);
+    assert!(case.written().is_empty());
 }
 
 #[test]
@@ -299,6 +332,17 @@ fn r21_a_pool_whose_spec_makes_no_sense_changes_nothing_on_its_nodes() {
     let mut case = Case::labelled(&[]).having(carrying());
     case.pools.push(Arc::new(unreadable));
     assert_eq!(case.plan(), StorageNodeAction::Keep);
+}
+
+#[test]
+fn a_pool_with_a_limit_that_the_schema_refuses_keeps_no_other_from_a_new_node() {
+    let mut limited = pool("fast", FAST);
+    limited.spec.limits.volume_io.read_bytes_per_second = Some(Bytes(100));
+    let slow = pool("slow", FAST);
+    let case = Case::labelled(FAST).declaring(limited.clone());
+    assert_eq!(case.declaring(slow).written(), ["slow"]);
+    let present = Case::labelled(FAST).declaring(limited).having(carrying());
+    assert_eq!(present.plan(), StorageNodeAction::Keep);
 }
 
 #[test]

@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::{Explanation, NodePoolStatus, Reason, StorageNode, StoragePool, bounds};
+use cistern_crds::{
+    Explanation, NodePoolStatus, Reason, StorageNode, StoragePool, availability::available_pool,
+    bounds,
+};
 use kube::{
     Resource as _, ResourceExt as _,
     core::{DeserializeGuard, Selector, SelectorExt as _},
@@ -19,7 +22,6 @@ use super::{
     summary::{PoolNodeState, Share},
 };
 use crate::{
-    availability::available_pool,
     by_node::ByNode,
     cluster_state::ClusterState,
     health::{self, summary::PoolHealth},
@@ -117,7 +119,7 @@ fn share(
     let state = if desired {
         let registration = registration::observe(cluster, name);
         let node_is_full = storage_node.is_some_and(|n| n.spec.pools.len() >= bounds::POOLS);
-        match available_pool(&pool, storage_node, &registration) {
+        match available_pool(&pool, storage_node, &registration.parts()) {
             Err(_) if node_is_full && !carried => PoolNodeState::NotReady(full()),
             Ok(_) => PoolNodeState::Ready {
                 cordoned: is_cordoned(storage_node, &uid),

@@ -8,6 +8,7 @@ use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, Explanation, NodePoolStatus, Reason, StoragePool, StoragePoolStatus,
     condition::{self, ConditionUpdate},
+    enumeration::first_clauses,
     names,
 };
 use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
@@ -287,11 +288,7 @@ fn leaving(shares: &[Arc<Share>], kept: &Contents) -> Vec<String> {
 }
 
 fn enumerate(items: &[String]) -> String {
-    let named: Vec<&str> = items.iter().take(NAMED).map(String::as_str).collect();
-    match items.len().saturating_sub(NAMED) {
-        0 => named.join("; "),
-        rest => format!("{}; and {rest} more", named.join("; ")),
-    }
+    first_clauses(items.iter(), NAMED)
 }
 
 fn count(number: usize) -> u32 {

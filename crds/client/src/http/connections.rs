@@ -28,12 +28,8 @@ const HEADER_BYTES: usize = 16 << 10;
 /// How long to wait after the process cannot accept for lack of descriptors or memory.
 const BACKOFF: Duration = Duration::from_secs(1);
 
-/// Answers requests until `shutdown`, and then closes all connections.
-pub(super) async fn serve(
-    listener: TcpListener,
-    router: Router,
-    shutdown: impl Future<Output = ()>,
-) {
+/// Answers requests until `shutdown`, and then closes all connections. Errors of connections are logged or ignored.
+pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
     let mut shutdown = pin!(shutdown);
     let mut open = Open::default();
     loop {

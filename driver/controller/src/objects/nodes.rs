@@ -143,6 +143,7 @@ pub(crate) mod tests {
     use chrono::DateTime;
     use cistern_crds::{
         Bytes, ConditionType, NodePoolStatus, Reason, StorageNodeSpec, StorageNodeStatus,
+        availability::Needs,
         condition::{self, ConditionUpdate},
         testing::{image_source, node_pool, volume_group_source},
     };
@@ -205,7 +206,7 @@ pub(crate) mod tests {
         cordoned.spec.pools[0].cordoned = true;
         // Its volumes can be used.
         assert!(cordoned.available_pool("fast").is_ok());
-        let refused = cordoned.pool_for_new_volumes("fast").unwrap_err();
+        let refused = cordoned.takes("fast", Needs::default()).unwrap_err();
         assert_eq!(refused.reason, Reason::Cordoned);
 
         let mut silent = fit.clone();

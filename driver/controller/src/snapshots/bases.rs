@@ -59,7 +59,7 @@ impl Snapshots {
                     self.kept.notify_one();
                     tracing::info!(
                         snapshot = name,
-                        "the deleted snapshot is kept as a base of backups"
+                        "kept the deleted snapshot as a base for incremental backups"
                     );
                     return Ok(true);
                 }
@@ -76,7 +76,7 @@ impl Snapshots {
     pub(super) async fn revoke_bases(self: Arc<Self>) {
         loop {
             if let Err(error) = self.revoke().await {
-                tracing::warn!(error = %Chain(&error), "cannot look at the bases of backups");
+                tracing::warn!(error = %Chain(&error), "cannot list or check the backup bases");
             }
             tokio::select! {
                 () = self.kept.notified() => {}
@@ -115,9 +115,9 @@ impl Snapshots {
         stream::iter(revoked)
             .for_each_concurrent(AT_ONCE, async |(name, why)| {
                 match self.remove_base(&name).await {
-                    Ok(()) => tracing::info!(snapshot = name, why, "the base of backups is removed"),
+                    Ok(()) => tracing::info!(snapshot = name, why, "removed the backup base"),
                     Err(error) => {
-                        tracing::info!(snapshot = name, error = %Chain(&error), "the base of backups stays for now");
+                        tracing::info!(snapshot = name, error = %Chain(&error), "cannot remove the backup base yet");
                     }
                 }
             })

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cistern_crds::{
-    Bytes, Encryption, FilesystemType, PoolNames, Provisioning, StorageNode, names,
+    Bytes, Encryption, FilesystemType, PoolNames, Provisioning, StorageNode, availability::Needs,
+    names,
 };
 use kube::ResourceExt as _;
 
@@ -47,9 +48,13 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
             .as_ref()
             .is_none_or(|places| places.contains(place))
     };
+    let needs = Needs {
+        provisioning: query.provisioning,
+        encryption: query.encryption,
+        is_copy: false,
+    };
     for node in nodes {
-        let encrypts = node.encrypts(query.encryption).is_ok();
-        if !encrypts || !counts(&names::topology_value(&node.name_any())) {
+        if !counts(&names::topology_value(&node.name_any())) {
             continue;
         }
         let asked = |name: &&str| {
@@ -57,14 +62,9 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
             pools.is_none_or(|pools| pools.contains(name))
         };
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
-        let holds = |name: &&str| {
-            let held = node.holds(name, query.provisioning);
-            held.is_ok()
-        };
         for pool in declared
             .filter(asked)
-            .filter(holds)
-            .filter_map(|name| node.pool_for_new_volumes(name).ok())
+            .filter_map(|name| node.takes(name, needs).ok())
         {
             let header = Encryption::header_of(query.encryption);
             let room = pool.room(query.provisioning).saturating_sub(header);

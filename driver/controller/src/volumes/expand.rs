@@ -51,7 +51,7 @@ impl Volumes {
                     let limit = range.limit.unwrap_or_default();
                     return Err(impossible(
                         &volume,
-                        format!("it has {size}, and at most {limit} is asked for"),
+                        format!("its size {size} exceeds the requested limit {limit}"),
                     ));
                 }
                 ExpansionProgress::Ask => {
@@ -61,7 +61,9 @@ impl Volumes {
                     // It would not shrink again.
                     let rounded = self.objects.nodes().size_of_volume(&volume, range.chosen);
                     if let Some(limit) = range.limit.filter(|limit| rounded > *limit) {
-                        let why = format!("its pool makes it {rounded}, and the limit is {limit}");
+                        let why = format!(
+                            "its pool would round it up to {rounded}, above the limit {limit}"
+                        );
                         return Err(impossible(&volume, why));
                     }
                     asked = true;

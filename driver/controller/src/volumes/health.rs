@@ -81,7 +81,7 @@ fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumePr
             since,
         ));
     };
-    let (reason, healthy) = node.status.as_ref()?.silence()?;
+    let (reason, healthy) = node.status.as_ref()?.unknown_state()?;
     let severity = match reason {
         // No pod can use its data.
         Reason::NodeGone | Reason::NodeMissing => VolumeSeverity::Inaccessible,

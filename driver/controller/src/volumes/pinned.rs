@@ -118,7 +118,7 @@ impl Volumes {
     pub(super) async fn collect_pinned(self: Arc<Self>) {
         loop {
             if let Err(error) = self.collect().await {
-                tracing::warn!(error = %Chain(&error), "cannot remove snapshots of copies");
+                tracing::warn!(error = %Chain(&error), "cannot list the snapshots of copies");
             }
             tokio::select! {
                 () = self.unpinned.notified() => {}
@@ -140,7 +140,7 @@ impl Volumes {
             .for_each_concurrent(AT_ONCE, async |snapshot| {
                 if let Err(error) = self.remove_unneeded(&snapshot).await {
                     let snapshot = snapshot.name_any();
-                    tracing::info!(snapshot, error = %Chain(&error), "the snapshot of a copy stays for now");
+                    tracing::info!(snapshot, error = %Chain(&error), "cannot remove the snapshot of a copy yet");
                 }
             })
             .await;
@@ -164,7 +164,7 @@ impl Volumes {
         tracing::info!(
             snapshot = name,
             volume = copied_for,
-            "the snapshot of a copy is removed"
+            "removed the snapshot of a copy"
         );
         Ok(())
     }

@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::{Bytes, Explanation, NodePoolStatus, PoolNames, Reason, StorageNode, names};
+use cistern_crds::{
+    Bytes, Explanation, NodePoolStatus, PoolNames, Reason, StorageNode, enumeration::first_clauses,
+    names,
+};
 use kube::ResourceExt as _;
 
 use super::request::NewVolume;
@@ -134,11 +137,12 @@ fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Can
             .as_ref()
             .is_none_or(|allowed| allowed.contains(&value))
     };
+    let needs = wanted.needs();
     let on_node = |node: &'a Arc<StorageNode>| {
         wanted.pools.iter().map(move |pool| Candidate {
             node: node.name_any(),
             pool,
-            status: can_hold(wanted, node, pool).and_then(|()| node.pool_for_new_volumes(pool)),
+            status: node.takes(pool, needs),
         })
     };
     let mut candidates: Vec<Candidate<'_>> =
@@ -157,19 +161,6 @@ fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Can
         )
     });
     candidates
-}
-
-/// Fails if the pool on the node cannot hold such a volume, whatever its room. What a node lacks does not count if it
-/// does not carry the pool.
-fn can_hold(wanted: &NewVolume, node: &StorageNode, pool: &str) -> Result<(), Explanation> {
-    let Some(source) = node.source_of(pool) else {
-        return Ok(());
-    };
-    if wanted.source.is_some() {
-        source.copies(pool)?;
-    }
-    source.holds(pool, wanted.attributes.provisioning)?;
-    node.encrypts(wanted.encryption)
 }
 
 /// Why the pool on the node cannot take the volume; None if it can. Names the pool if the class has
@@ -191,7 +182,7 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
             let size = size_in(wanted, pool);
             if let Some(limit) = over_limit(wanted, pool) {
                 return Some(format!(
-                    "makes a volume of {size}{here}, and the limit is {limit}"
+                    "would round the volume up to {size}{here}, above the limit {limit}"
                 ));
             }
             (largest < size).then(|| format!("has room for {largest}{here}"))
@@ -318,11 +309,7 @@ fn of_each_node(wanted: &NewVolume, carriers: &[&Candidate<'_>], refusals: &[Ref
     let reason = |(node, pools): &(&str, Vec<&Candidate<'_>>)| {
         format!("{node} {}", why_not(wanted, pools, refusals))
     };
-    let mut each: Vec<String> = nodes.iter().take(named).map(reason).collect();
-    if nodes.len() > named {
-        each.push(format!("and {} more", nodes.len() - named));
-    }
-    each.join("; ")
+    first_clauses(nodes.iter().map(reason), named)
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ContentSource, Encryption, ExtentSize, FilesystemType,
-    HasImage as _, MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes, names,
-    parameters::RestorePlacement, volume::ClaimReference,
+    HasImage as _, MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes,
+    availability::Needs, names, parameters::RestorePlacement, volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -124,6 +124,15 @@ impl NewVolume {
                 promoted_move_uid: None,
             },
         )
+    }
+
+    /// What it needs of its pool and its node, apart from room.
+    pub(super) fn needs(&self) -> Needs {
+        Needs {
+            provisioning: self.attributes.provisioning,
+            encryption: self.encryption,
+            is_copy: self.source.is_some(),
+        }
     }
 
     /// Size of the header that the image has in addition.

@@ -1,26 +1,48 @@
 //! The folder of the copies in a pool.
 
 use std::{
-    ffi::OsString,
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
+use cistern_types::Bytes;
+
+use super::incoming::{STATE, State};
 use crate::{
     id::Uid,
-    image::{self, Error, Identity, ImageUse, failed, read::Reading},
-    layout::INCOMING,
+    image::{self, Error, Identity, ImageUse, failed, open_listed, read::Reading},
+    layout::{INCOMING, parse_copy, point_of},
     pool::{self, Pool},
-    system::{OFlags, if_there},
+    system::{OFlags, System, if_there},
 };
 
-/// A copy that another node sends or has sent.
+/// A copy that another node sends or has sent, or the point of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncomingCopy {
     /// Name of the image that is made of it.
     pub volume: Uid,
+    /// Whether it is the point of that volume.
+    pub is_point: bool,
     /// UID of the move of that volume; none if the copy is of a snapshot, or nothing was written to it yet.
     pub moved_by: Option<Uid>,
+    /// Bytes allocated in the pool, including those shared with other files.
+    pub allocated: Bytes,
+}
+
+impl IncomingCopy {
+    /// Returns the name of its file in the folder of the copies.
+    pub fn file_name(&self) -> String {
+        if self.is_point {
+            point_of(&self.volume)
+        } else {
+            self.volume.to_string()
+        }
+    }
+
+    /// Whether it belongs to a volume that moves: it may be all that is left of the volume. A copy of a snapshot never is.
+    pub fn is_of_move(&self) -> bool {
+        self.is_point || self.moved_by.is_some()
+    }
 }
 
 impl Pool {
@@ -82,26 +104,23 @@ impl Pool {
         remove().map_err(failed("remove the copy", volume))
     }
 
-    /// Lists the copies, complete or not. Fails if they cannot be read.
+    /// Lists the copies, complete or not, and the points. Fails if they cannot be read.
     pub fn incoming(&self) -> Result<Vec<IncomingCopy>, Error> {
-        let list = || match self.open_optional_folder(INCOMING)? {
-            Some(folder) => self.system.list(folder.as_fd()),
+        let list = pool::failed(format!("list the copies in pool {self}"));
+        Ok(self.list_incoming().map_err(list)?)
+    }
+
+    /// Number of copies of volumes that move. The copy of a snapshot is never the only one of its data.
+    pub(crate) fn count_copies_of_moves(&self) -> io::Result<usize> {
+        let copies = self.list_incoming()?.into_iter();
+        Ok(copies.filter(IncomingCopy::is_of_move).count())
+    }
+
+    fn list_incoming(&self) -> io::Result<Vec<IncomingCopy>> {
+        match self.open_optional_folder(INCOMING)? {
+            Some(folder) => list(&*self.system, folder.as_fd()),
             None => Ok(Vec::new()),
-        };
-        let names: Vec<OsString> =
-            list().map_err(pool::failed(format!("list the copies in pool {self}")))?;
-        let mut all = Vec::new();
-        let volumes = names.iter().filter_map(|name| name.to_str()?.parse().ok());
-        for volume in volumes {
-            // It may have been removed since.
-            let Some(file) = self.open_incoming(&volume)? else {
-                continue;
-            };
-            let state = self.state_of(file.as_fd(), &volume)?;
-            let moved_by = state.and_then(|state| state.moved_by().cloned());
-            all.push(IncomingCopy { volume, moved_by });
         }
-        Ok(all)
     }
 
     /// Whether nothing more has to be received for a new volume: its image exists, or the complete copy of the snapshot, which
@@ -184,4 +203,27 @@ impl Pool {
         };
         open().map_err(failed("open the copy", volume))
     }
+}
+
+/// Lists the copies and points in a folder of copies. Other files are reported as strays.
+pub(crate) fn list(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<Vec<IncomingCopy>> {
+    let mut all = Vec::new();
+    for name in system.list(folder)? {
+        let Some((volume, is_point)) = name.to_str().and_then(parse_copy) else {
+            continue;
+        };
+        // It may have been removed since.
+        let Some(file) = open_listed(system, folder, &name)? else {
+            continue;
+        };
+        let state = system.attribute(file.as_fd(), STATE)?;
+        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        all.push(IncomingCopy {
+            volume,
+            is_point,
+            moved_by: state.and_then(|state| state.moved_by().cloned()),
+            allocated: Bytes(system.stat(file.as_fd())?.allocated),
+        });
+    }
+    Ok(all)
 }

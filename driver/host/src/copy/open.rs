@@ -16,9 +16,9 @@ use super::incoming::{STATE, State};
 use crate::{
     allocation,
     id::Uid,
-    image::{Content, Error, IdentityConflict, Image, ImageUse, describe, failed},
+    image::{Content, Error, IdentityConflict, Image, ImageUse, describe, failed, open_listed},
     layout::INCOMING,
-    pool::Pool,
+    pool::{self, Pool},
     progress,
 };
 
@@ -100,7 +100,8 @@ impl Pool {
         if !identity.is_allocated() {
             return Ok(());
         }
-        allocation::ensure(&*self.system, copy, image.file_size(), progress::UNSEEN)
+        let (system, size) = (&*self.system, image.file_size());
+        self.with_space(|| allocation::ensure(system, copy, size, progress::UNSTOPPED))
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
@@ -188,6 +189,41 @@ impl Pool {
             Some(_) => Err(beside_copy(uid)),
             None => Ok(()),
         }
+    }
+
+    /// Fails if the pool has a copy or a point of a volume of this name that moves here, complete or not. It may have the only data
+    /// of the volume, whose object may have been created again under another UID.
+    pub fn refuse_copies_of(&self, volume: &str) -> Result<(), Error> {
+        let failed = pool::failed(format!("read the copies in pool {self}"));
+        match self.copy_of(volume).map_err(failed)? {
+            Some((uid, by)) => Err(Error::Moving { uid, by }),
+            None => Ok(()),
+        }
+    }
+
+    /// The image of a volume of this name that has a copy or a point here, and the UID of its move.
+    fn copy_of(&self, volume: &str) -> io::Result<Option<(Uid, Uid)>> {
+        let system = &*self.system;
+        let Some(folder) = self.open_optional_folder(INCOMING)? else {
+            return Ok(None);
+        };
+        for name in system.list(folder.as_fd())? {
+            // It may have been opened or removed since.
+            let Some(file) = open_listed(system, folder.as_fd(), &name)? else {
+                continue;
+            };
+            let state = system.attribute(file.as_fd(), STATE)?;
+            let Some(state) = state.and_then(|it| serde_json::from_slice::<State>(&it).ok()) else {
+                continue;
+            };
+            let (of, image) = state.original.volume();
+            if let Some(by) = state.moved_by()
+                && of == volume
+            {
+                return Ok(Some((image.clone(), by.clone())));
+            }
+        }
+        Ok(None)
     }
 
     /// Fails if the pool has a copy of a volume, complete or not, that moves here.

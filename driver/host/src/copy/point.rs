@@ -15,7 +15,7 @@ use super::{CopyRequest, incoming::State};
 use crate::{
     id::Uid,
     image::{Error, failed},
-    layout::INCOMING,
+    layout::{INCOMING, point_of},
     pool::Pool,
     system::{OFlags, System, if_there},
 };
@@ -28,7 +28,7 @@ impl Folder {
     /// Makes the copy of a volume its point. It is complete and synced.
     pub(super) fn keep(&self, system: &dyn System, volume: &Uid) -> io::Result<()> {
         let folder = self.0.as_fd();
-        system.replace(folder, volume.as_ref(), folder, name(volume).as_ref())?;
+        system.replace(folder, volume.as_ref(), folder, point_of(volume).as_ref())?;
         system.sync(folder)
     }
 }
@@ -109,7 +109,7 @@ impl Pool {
         let system = &*self.system;
         let remove = || -> io::Result<()> {
             let folder = self.open_folder(INCOMING)?;
-            system.unlink(folder.as_fd(), name(volume).as_ref())?;
+            system.unlink(folder.as_fd(), point_of(volume).as_ref())?;
             system.sync(folder.as_fd())?;
             system.truncate(file.as_fd(), 0)
         };
@@ -120,7 +120,7 @@ impl Pool {
     pub(super) fn open_point(&self, volume: &Uid) -> Result<Option<Point>, Error> {
         let open = || match self.open_optional_folder(INCOMING)? {
             Some(folder) => {
-                let (folder, name) = (folder.as_fd(), name(volume));
+                let (folder, name) = (folder.as_fd(), point_of(volume));
                 if_there(
                     self.system
                         .open_beneath(folder, name.as_ref(), OFlags::RDWR),
@@ -135,9 +135,4 @@ impl Pool {
         let state = self.state_of(file.as_fd(), volume)?;
         Ok(Some(Point { file, state }))
     }
-}
-
-/// The name of the point of a volume. No UID has a dot.
-pub(super) fn name(volume: &Uid) -> String {
-    format!("{volume}.point")
 }

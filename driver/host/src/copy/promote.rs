@@ -15,11 +15,11 @@ use std::{
 
 use cistern_types::{Bytes, Provisioning};
 
-use super::{incoming::State, point};
+use super::incoming::State;
 use crate::{
     id::Uid,
     image::{Error, IDENTITY, Identity, Image, Owner, failed},
-    layout::INCOMING,
+    layout::{INCOMING, point_of},
     pool::Pool,
 };
 
@@ -123,7 +123,7 @@ impl Pool {
         let system = &*self.system;
         system.sync(point.as_fd())?;
         let (incoming, images) = (self.open_folder(INCOMING)?, self.images.as_fd());
-        let name = point::name(uid);
+        let name = point_of(uid);
         system.rename(incoming.as_fd(), name.as_ref(), images, uid.as_ref())
     }
 }

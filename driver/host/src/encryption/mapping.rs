@@ -105,26 +105,29 @@ impl Mapping {
         options: MappingOptions,
     ) -> Result<Option<Self>, Cause> {
         let name = name(image);
-        let open = |key: &Key| {
+        let open = |key: &Key| -> Result<Option<Self>, Cause> {
             let open = || luks::open(system, base.path(), &name, key, options.discard);
-            match open() {
+            let is_open = match open() {
                 Err(cause) if cause.is_busy() => {
                     // An interrupted call has left one over a file that it did not complete.
                     luks::close(system, &name, base.as_fd())?;
-                    open()
+                    open()?
                 }
-                result => result,
+                result => result?,
+            };
+            if !is_open {
+                return Ok(None);
             }
+            let mapping = Self::find(system, base, image)?;
+            let mapping =
+                mapping.ok_or_else(|| io::Error::other("the mapping has been removed"))?;
+            // At once: if this process ends, a mapping that stays keeps the key.
+            if options.lifetime == Lifetime::WhileUsed {
+                mapping.close_when_unused(system, base)?;
+            }
+            Ok(Some(mapping))
         };
-        if !rotate(system, base, keys, open)? {
-            return Ok(None);
-        }
-        let mapping = Self::find(system, base, image)?;
-        let mapping = mapping.ok_or_else(|| io::Error::other("the mapping has been removed"))?;
-        if options.lifetime == Lifetime::WhileUsed {
-            mapping.close_when_unused(system, base)?;
-        }
-        Ok(Some(mapping))
+        rotate(system, base, keys, open)
     }
 }
 
@@ -142,22 +145,24 @@ fn with_any(keys: &Keys, use_key: impl Fn(&Key) -> Result<bool, Cause>) -> Resul
 }
 
 /// Opens a device with the current key, which takes the place of the one before it if need be. That one is removed only
-/// when the current one has opened the device.
-fn rotate(
+/// when the current one has opened the device. None if neither opens it.
+fn rotate<T>(
     system: &dyn System,
     base: &BaseDevice,
     keys: &Keys,
-    open: impl Fn(&Key) -> Result<bool, Cause>,
-) -> Result<bool, Cause> {
+    open: impl Fn(&Key) -> Result<Option<T>, Cause>,
+) -> Result<Option<T>, Cause> {
     let Some(previous) = keys.previous() else {
         return open(keys.current());
     };
-    let is_open = open(keys.current())?
-        || luks::add_key(system, base.path(), previous, keys.current())? && open(keys.current())?;
-    if is_open {
+    let mut opened = open(keys.current())?;
+    if opened.is_none() && luks::add_key(system, base.path(), previous, keys.current())? {
+        opened = open(keys.current())?;
+    }
+    if opened.is_some() {
         luks::remove_key(system, base.path(), previous)?;
     }
-    Ok(is_open)
+    Ok(opened)
 }
 
 #[cfg(test)]

@@ -15,10 +15,10 @@ use crate::{
     encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest, failed},
-    logical::VolumeGroup,
+    logical::{Growth, VolumeGroup},
     loopdev,
     pool::{self, Pool, PoolStatistics},
-    progress::Progress,
+    progress::Stoppable,
     root::Root,
 };
 
@@ -67,29 +67,27 @@ impl Engine for Pool {
         &self,
         request: &ImageRequest,
         checking: Checking<'_>,
-        _: Progress<'_>,
+        progress: Stoppable<'_>,
     ) -> Result<Image, Error> {
-        self.create_image_checking(request, checking)
+        // It takes long for a thick clone with very many holes only, whose progress is not reported.
+        self.create_image(request, checking, &|_| progress(0))
     }
 
-    /// No image takes long to make, but a copy, which ends by itself.
-    fn interrupt(&self, _: &Uid) {}
+    /// The new part of a file reads zero.
+    fn prepare_growth(&self, _: &Uid, _: Bytes, _: Stoppable<'_>) -> Result<Growth, Error> {
+        Ok(Growth::default())
+    }
 
-    fn grow(&self, uid: &Uid, size: Bytes, _: Progress<'_>) -> Result<Image, Error> {
+    fn finish_growth(&self, uid: &Uid, size: Bytes, _: Growth) -> Result<Image, Error> {
         self.grow_image(uid, size)
     }
 
-    fn provision(
-        &self,
-        uid: &Uid,
-        provisioning: Provisioning,
-        progress: Progress<'_>,
-    ) -> Result<(), Error> {
-        self.provision(uid, provisioning, progress)
+    fn provision(&self, uid: &Uid, provisioning: Provisioning) -> Result<(), Error> {
+        self.provision(uid, provisioning)
     }
 
-    fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
-        self.reallocate(uid)
+    fn reallocate(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
+        self.fill(uid, progress)
     }
 
     fn check_unused(&self, uid: &Uid) -> Result<(), Error> {

@@ -15,9 +15,9 @@ use crate::{
     encryption::Unlock,
     id::{Uid, Uuid},
     image::{Error, Image, ImageRequest, failed},
-    logical::VolumeGroup,
+    logical::{Growth, VolumeGroup},
     pool::{self, Pool, PoolStatistics},
-    progress::Progress,
+    progress::Stoppable,
     root::Root,
 };
 
@@ -71,20 +71,25 @@ impl Engine for VolumeGroup {
         &self,
         request: &ImageRequest,
         _: Checking<'_>,
-        progress: Progress<'_>,
+        progress: Stoppable<'_>,
     ) -> Result<Image, Error> {
         self.create(request, progress)
     }
 
-    fn interrupt(&self, uid: &Uid) {
-        self.interrupt(uid);
+    fn prepare_growth(
+        &self,
+        uid: &Uid,
+        size: Bytes,
+        progress: Stoppable<'_>,
+    ) -> Result<Growth, Error> {
+        self.prepare_growth(uid, size, progress)
     }
 
-    fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error> {
-        self.grow(uid, size, progress)
+    fn finish_growth(&self, uid: &Uid, size: Bytes, growth: Growth) -> Result<Image, Error> {
+        self.finish_growth(uid, size, growth)
     }
 
-    fn provision(&self, _: &Uid, provisioning: Provisioning, _: Progress<'_>) -> Result<(), Error> {
+    fn provision(&self, _: &Uid, provisioning: Provisioning) -> Result<(), Error> {
         match provisioning {
             Provisioning::Thick => Ok(()),
             Provisioning::Thin => Err(Error::Unsupported {
@@ -95,8 +100,8 @@ impl Engine for VolumeGroup {
     }
 
     /// A logical volume has all of its blocks.
-    fn reallocate(&self, _: &Uid) -> Result<(), Error> {
-        Ok(())
+    fn reallocate(&self, _: &Uid, _: Stoppable<'_>) -> Result<bool, Error> {
+        Ok(true)
     }
 
     fn check_unused(&self, uid: &Uid) -> Result<(), Error> {

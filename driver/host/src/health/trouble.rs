@@ -9,9 +9,11 @@ use std::{
 use cistern_types::{Bytes, FilesystemType};
 
 use crate::{
+    cause::Cause,
+    command,
     id::{Uid, Uuid},
     image::Owner,
-    pool,
+    pool::{self, GroupError},
 };
 
 /// A problem of a pool.
@@ -105,6 +107,11 @@ impl From<pool::Error> for PoolTrouble {
             Error::NotMounted { path, why } => Self::NotMounted { path, why },
             Error::ShutDown { .. } => Self::ShutDown,
             Error::ReadOnly { .. } => Self::ReadOnly,
+            // LVM waits for the disks.
+            Error::Group(GroupError::Failed {
+                source: Cause::Command(command::Error::StillRuns { deadline, .. }),
+                ..
+            }) => Self::Hung { after: deadline },
             Error::Failed { operation, source } => Self::Failed {
                 operation,
                 error: source.to_string(),
@@ -255,5 +262,26 @@ impl VolumeTrouble {
             operation: operation.into(),
             error: error.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_group_for_whose_disks_lvm_waits_has_hung() {
+        let after = Duration::from_secs(50);
+        let source = command::Error::StillRuns {
+            command: "lvm vgs".to_owned(),
+            deadline: after,
+        };
+        let error = GroupError::Failed {
+            operation: "read the state",
+            group: "vg".to_owned(),
+            source: source.into(),
+        };
+        let trouble = PoolTrouble::from(pool::Error::from(error));
+        assert_eq!(trouble, PoolTrouble::Hung { after });
     }
 }

@@ -1,6 +1,6 @@
 //! Probes a pool: reads its state, and writes and reads a block.
 
-use std::{os::fd::AsFd as _, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use cistern_types::Bytes;
 
@@ -104,18 +104,10 @@ impl Pool {
     }
 
     /// The space of the pool. Frees preallocated blocks first if the pool is low on space.
-    ///
-    /// XFS preallocates 128 KiB for each overwrite of a shared block. Since Linux 6.12 it keeps them
-    /// while the file is open for writing, as the image of an attached volume is, even when the pool
-    /// is full.
     fn statistics_without_preallocations(&self) -> Result<PoolStatistics, pool::Error> {
         let numbers = self.statistics()?;
         let available = numbers.available;
-        if available > numbers.size.percent(100 - LOW_ON_SPACE) {
-            return Ok(numbers);
-        }
-        if let Err(error) = self.system.free_preallocations(self.images.as_fd()) {
-            tracing::warn!(pool = %self, %error, "cannot free the preallocated blocks of the pool");
+        if available > numbers.size.percent(100 - LOW_ON_SPACE) || !self.free_preallocations() {
             return Ok(numbers);
         }
         let numbers = self.statistics()?;

@@ -146,9 +146,9 @@ pub enum Error {
         /// How it is used.
         by: ImageUse,
     },
-    /// The image is closing or closed for a move.
+    /// The image is closing or closed for a move, or the pool has a copy of it that moves here.
     #[error(
-        "image {uid} is being moved to another node by the VolumeMove with UID {by}: until that is undone, the volume is not staged, published, grown or removed here"
+        "image {uid} is being moved by the VolumeMove with UID {by}: until that has ended, the volume is not made, staged, published, grown or removed here"
     )]
     Moving {
         /// Name of the image.
@@ -222,6 +222,14 @@ pub enum ImageUse {
     Mapped {
         /// Number of its device.
         device: DeviceNumber,
+    },
+    /// It is a logical volume that has a snapshot or a cache.
+    #[error(
+        "the origin of {}, a snapshot or a cache that was made with LVM: remove that on the node first", .of.join(", ")
+    )]
+    Origin {
+        /// Names of the logical volumes that are made of it.
+        of: Vec<String>,
     },
     /// A snapshot, a clone, a check or a transfer to another node is reading it.
     #[error("read or checked")]

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use cistern_types::Bytes;
 
 use super::{Error, Identity, IdentityConflict, Image, failed};
-use crate::{allocation, id::Uid, pool::Pool, progress};
+use crate::{id::Uid, pool::Pool};
 
 impl Pool {
-    /// Grows an image to at least this size and syncs it; allocates a thick one. Does not change
+    /// Grows an image to at least this size and syncs it; allocates the new part of a thick one. Does not change
     /// one that is large enough. Restores the old size when the pool lacks the space
     /// ([`Error::NoSpace`]). Fails if the image is missing or is that of a snapshot, or if it would
     /// have to grow and is closing for a move.
@@ -42,7 +42,8 @@ impl Pool {
         let is_allocated = before.identity.as_ref().is_some_and(Identity::is_allocated);
         let extended = if is_allocated {
             // Allocating beyond the end of the file grows it.
-            allocation::ensure(system, file, size, progress::UNSEEN)
+            let new = before.file_size().0..size.0;
+            self.with_space(|| system.allocate(file, &new))
         } else {
             system.truncate(file, size.0)
         };

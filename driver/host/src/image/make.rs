@@ -16,13 +16,19 @@ use crate::{
     id::Uuid,
     mkfs,
     pool::Pool,
-    progress, superblock,
+    progress::Stoppable,
+    superblock,
     system::System,
 };
 
 impl Pool {
-    /// Makes an image that does not exist yet.
-    pub(super) fn make(&self, request: &ImageRequest, checking: Checking<'_>) -> Result<(), Error> {
+    /// Makes an image that does not exist yet. Fails if the progress of its allocation stops it.
+    pub(super) fn make(
+        &self,
+        request: &ImageRequest,
+        checking: Checking<'_>,
+        progress: Stoppable<'_>,
+    ) -> Result<(), Error> {
         let mut image = Unfinished::begin(self, &request.uid, request.extent_size)?;
         let (content, encryption) = match &request.source {
             None if request.encryption.is_some() => self.make_unformatted(&image, request)?,
@@ -43,7 +49,8 @@ impl Pool {
         if identity.is_allocated() {
             let size = request.size.saturating_add(identity.header());
             // After mkfs, which punches holes.
-            allocation::ensure(&*self.system, image.as_fd(), size, progress::UNSEEN)
+            let allocate = || allocation::ensure(&*self.system, image.as_fd(), size, progress);
+            self.with_space(allocate)
                 .map_err(|source| no_space_or("allocate the space", source.into()))?;
         }
         image

@@ -1,32 +1,31 @@
-//! Thin and thick images: allocates an image in full, and changes a thin one to thick and back.
+//! Thin and thick images: changes a thin one to thick and back, and allocates a thick one in full.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    cell::Cell,
+    ops::ControlFlow,
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
 
 use cistern_types::{Bytes, Provisioning};
 
-use super::{Error, Image, describe, failed};
+use super::{Error, Identity, Image, describe, failed};
 use crate::{
     allocation::{self, Missing},
     id::Uid,
     pool::Pool,
-    progress::{self, Progress},
+    progress::{self, Stoppable},
 };
 
+/// How long the file of an image is allocated before the image is looked up again: it may be gone or closing by then.
+const SLICE: Duration = Duration::from_secs(1);
+
 impl Pool {
-    /// Makes the image of a volume thin or thick, and allocates the holes of a thick one. Does not
-    /// free the blocks of one that becomes thin: the next discard inside the volume does.
+    /// Makes the image of a volume thin or thick. Does not free the blocks of one that becomes thin: the next discard inside
+    /// the volume does. Does not allocate one that becomes thick: [`Self::reallocate`] does.
     ///
-    /// The identity records the change before blocks are allocated, so a call that was interrupted
-    /// is completed by a repeated call, or by [`Pool::reallocate`]. Fails with [`Error::NoSpace`]
-    /// when the pool lacks the blocks, and with [`Error::Moving`] while the image is closing for a move, except
-    /// for a thin one that stays thin. Reports the progress, because an image of very many holes takes
-    /// minutes.
-    pub fn provision(
-        &self,
-        uid: &Uid,
-        provisioning: Provisioning,
-        progress: Progress<'_>,
-    ) -> Result<(), Error> {
+    /// Fails if the image is missing, and with [`Error::Moving`] if it would change and is closing for a move.
+    pub fn provision(&self, uid: &Uid, provisioning: Provisioning) -> Result<(), Error> {
         self.check()?;
         let (_, image) = self.described(uid)?;
         if let Some(mut identity) = image.identity.clone()
@@ -39,29 +38,49 @@ impl Pool {
                 .replace(&*self.system, held.as_fd())
                 .map_err(failed("write the identity", uid))?;
         }
-        self.fill(uid, progress)
+        Ok(())
     }
 
-    /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
-    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots, and for an encrypted volume
+    /// Allocates the holes in a thick volume: it has become thick, or a trim inside the volume, or the initialization
+    /// of its filesystem, has punched them. Does nothing for thin volumes and snapshots, and for an encrypted volume
     /// that was never staged. Fails if the
     /// image is missing or closing for a move, and with [`Error::NoSpace`] if the pool lacks the blocks.
     pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
-        self.fill(uid, progress::UNSEEN)
+        self.fill(uid, progress::UNSTOPPED)?;
+        Ok(())
     }
 
-    fn fill(&self, uid: &Uid, progress: Progress<'_>) -> Result<(), Error> {
-        let (file, image) = self.described(uid)?;
-        let is_allocated = image
-            .identity
-            .as_ref()
-            .is_some_and(|identity| identity.is_allocated() && identity.owner.volume().is_some());
-        if !is_allocated {
-            return Ok(());
+    /// As [`Self::reallocate`], until the progress stops it. Returns whether no hole is left. An image of very many holes
+    /// takes hours, and can be used meanwhile. One that is removed meanwhile keeps its space until the slice has ended.
+    pub(crate) fn fill(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
+        let (mut done, is_stopped) = (0, Cell::new(false));
+        loop {
+            let (file, image) = self.described(uid)?;
+            let (file, size) = (file.as_fd(), image.file_size().0);
+            let identity = image.identity.as_ref();
+            let identity = identity.filter(|it| it.owner.volume().is_some());
+            let is_allocated = identity.is_some_and(Identity::is_allocated);
+            if !is_allocated || done >= size {
+                return Ok(true);
+            }
+            if is_stopped.get() {
+                return Ok(false);
+            }
+            self.refuse_marked(file, uid)?;
+            let until = Instant::now() + SLICE;
+            let slice = |percent: u8| {
+                let goes_on = progress(percent);
+                is_stopped.set(goes_on.is_break());
+                if Instant::now() < until {
+                    goes_on
+                } else {
+                    ControlFlow::Break(())
+                }
+            };
+            done = self
+                .with_space(|| allocation::fill(&*self.system, file, &(done..size), &slice))
+                .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))?;
         }
-        self.refuse_marked(file.as_fd(), uid)?;
-        allocation::ensure(&*self.system, file.as_fd(), image.file_size(), progress)
-            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
     /// Returns the bytes that the pool lacks now to allocate an image in full; zero if it has
@@ -71,7 +90,10 @@ impl Pool {
         let (file, image) = self.described(uid)?;
         let missing = Missing::of(&*self.system, file.as_fd(), image.file_size())
             .map_err(failed("count the holes", uid))?;
-        let available = self.statistics()?.available;
+        let mut available = self.statistics()?.available;
+        if missing.size() > available && self.free_preallocations() {
+            available = self.statistics()?.available;
+        }
         Ok(missing.size().saturating_sub(available))
     }
 

@@ -10,6 +10,7 @@ use std::{
 
 use super::PoolInventory;
 use crate::{
+    copy::{self, IncomingCopy},
     fence::{self, ClosedImage},
     id::{Uid, Uuid},
     image::{self, Discarded, Image, trash},
@@ -32,6 +33,7 @@ struct Inside {
     images: Vec<Image>,
     closed: Vec<ClosedImage>,
     discarded: Vec<Discarded>,
+    incoming: Vec<IncomingCopy>,
     temporary: Vec<PathBuf>,
     strays: Vec<Stray>,
 }
@@ -75,6 +77,7 @@ impl PoolInventory {
         self.images = inside.images;
         self.closed = inside.closed;
         self.discarded = inside.discarded;
+        self.incoming = inside.incoming;
         self.temporary = inside.temporary;
         self.strays = inside.strays;
     }
@@ -92,6 +95,7 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
         images: Vec::new(),
         closed: Vec::new(),
         discarded: Vec::new(),
+        incoming: Vec::new(),
         temporary: Vec::new(),
         strays: Vec::new(),
     };
@@ -105,11 +109,14 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     if let Some(trash) = open(layout::TRASH)? {
         inside.discarded = trash::list(system, trash.as_fd())?;
     }
-    for name in [layout::TEMPORARY, layout::INCOMING] {
-        let Some(folder) = open(name)? else { continue };
-        let path = path.join(name);
-        let names = system.list(folder.as_fd())?.into_iter();
-        inside.temporary.extend(names.map(|name| path.join(name)));
+    if let Some(incoming) = open(layout::INCOMING)? {
+        inside.incoming = copy::list(system, incoming.as_fd())?;
+    }
+    if let Some(temporary) = open(layout::TEMPORARY)? {
+        let path = path.join(layout::TEMPORARY);
+        let unfinished = image::list_unfinished(system, temporary.as_fd())?;
+        let names = unfinished.iter().map(|(uid, _)| uid.as_str());
+        inside.temporary = names.map(|name| path.join(name)).collect();
     }
     let (images, discarded) = (&inside.images, &inside.discarded);
     inside.strays = strays::list(system, directory.as_fd(), path, images, discarded)?;

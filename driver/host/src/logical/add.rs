@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* a disk that cannot join changes nothing for the group, nor for the disks after it.
 
-use std::{collections::BTreeSet, fmt, io, path::PathBuf, slice};
+use std::{collections::BTreeSet, fmt, path::PathBuf};
 
 use super::{
     VolumeGroup,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    pool::{self, Unusable, list, number_of},
+    pool::{self, Unusable, list},
     system::DeviceNumber,
 };
 
@@ -87,17 +87,15 @@ impl VolumeGroup {
 
     /// The disks that are in the group.
     fn members(&self) -> Result<BTreeSet<DeviceNumber>, pool::Error> {
-        let (_, disks) = self.read()?;
-        let numbers = disks.iter().map(|path| number_of(&*self.system, path));
-        let numbers = numbers.collect::<io::Result<_>>();
-        Ok(numbers.map_err(|error| self.failed("list the disks")(error.into()))?)
+        self.read()?;
+        Ok(self.disks.lock().clone())
     }
 
     fn add(&self, disk: &BlankDisk) -> Result<(), Cause> {
         prepare(&self.lvm, self.uid(), disk)?;
-        let command = self.lvm.command("vgextend")?.operand(&self.name);
+        let command = self.lvm.command("vgextend").operand(&self.name);
         self.change(&command.operand(&disk.path))?;
-        self.lvm.flush(slice::from_ref(&disk.path))?;
+        self.lvm.flush([&disk.path])?;
         let path = disk.path.display();
         tracing::info!(pool = %self, group = self.name, disk = %path, "added a disk to the volume group");
         Ok(())

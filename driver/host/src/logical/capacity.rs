@@ -6,7 +6,7 @@ use cistern_types::Bytes;
 
 use super::{
     Error, VolumeGroup,
-    report::{DiskRow, GroupRow, VolumeRow, number},
+    report::{GroupDisk, GroupRow, VolumeRow, number},
     volume::LogicalVolume,
 };
 use crate::{cause::Cause, pool::PoolStatistics};
@@ -19,15 +19,15 @@ const METADATA_KEPT: Bytes = Bytes(64 << 10);
 
 impl VolumeGroup {
     /// Reads the sizes of the group, in whole extents. Logical volumes that are not Cistern's are no part of what can be
-    /// reserved. Nothing more can be reserved once the metadata has no room for another volume. Fails if the group cannot be
-    /// used.
+    /// reserved, nor are disks on which LVM shall allocate nothing. Nothing more can be reserved once the metadata has no room for
+    /// another volume. Fails if the group cannot be used.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
-        let (row, volumes) = self.snapshot()?;
+        let (row, disks, volumes) = self.snapshot()?;
         let sizes = || -> Result<_, Cause> {
             let extents = |count: u64| Bytes(count.saturating_mul(self.extent_size.0));
             let size = extents(number(&row.extent_count)?);
             let available = if has_room_for_metadata(&row)? {
-                extents(self.usable(number(&row.free_count)?)?)
+                extents(self.usable(&disks)?)
             } else {
                 Bytes::ZERO
             };
@@ -43,19 +43,19 @@ impl VolumeGroup {
         })
     }
 
-    /// Reads the group and its volumes, both between the same two changes of it, unless it changes all the time.
-    fn snapshot(&self) -> Result<(GroupRow, Vec<LogicalVolume>), Error> {
+    /// Reads the group, its disks and its volumes, all between the same two changes of it, unless it changes all the time.
+    fn snapshot(&self) -> Result<(GroupRow, Vec<GroupDisk>, Vec<LogicalVolume>), Error> {
         let mut others = 0..ATTEMPTS;
         loop {
-            let row = self.row()?;
+            let (row, disks) = self.read()?;
             let read = || -> Result<_, Cause> {
-                let rows: Vec<VolumeRow> = self.lvm.report(&self.name)?;
+                let rows: Vec<VolumeRow> = self.by_own(|lvm| lvm.report(&self.name))?;
                 let is_same = rows.iter().all(|volume| volume.change == row.change);
                 Ok((is_same, LogicalVolume::all_of(&rows)?))
             };
             let (is_same, volumes) = read().map_err(self.failed("list the volumes"))?;
             if is_same || others.next().is_none() {
-                return Ok((row, volumes));
+                return Ok((row, disks, volumes));
             }
         }
     }
@@ -69,17 +69,9 @@ impl VolumeGroup {
     }
 
     /// How many of the free extents volumes can take: those of a stripe are on different disks.
-    fn usable(&self, free: u64) -> Result<u64, Cause> {
-        if self.stripes <= 1 {
-            return Ok(free);
-        }
-        let (rows, failure) = self.lvm.report_all::<DiskRow>()?;
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        let own = rows.iter().filter(|row| row.group == self.name);
-        let free: io::Result<Vec<u64>> = own.map(DiskRow::free).collect();
-        Ok(striped(&free?, self.stripes as usize))
+    fn usable(&self, disks: &[GroupDisk]) -> io::Result<u64> {
+        let free: io::Result<Vec<u64>> = disks.iter().map(GroupDisk::free).collect();
+        Ok(striped(&free?, self.stripes.max(1) as usize))
     }
 }
 
@@ -125,6 +117,8 @@ mod tests {
             (&[100, 1, 1], 2, 4),
             (&[5, 5, 5], 2, 10),
             (&[0, 0], 2, 0),
+            (&[], 1, 0),
+            (&[10, 0, 4], 1, 14),
         ] {
             assert_eq!(striped(free, stripes), expected, "{free:?} by {stripes}");
         }

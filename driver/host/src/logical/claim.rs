@@ -1,18 +1,20 @@
 //! Opening a volume group: it becomes a pool once, and is the same pool from then on.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use cistern_types::Bytes;
+use parking_lot::Mutex;
 
 use super::{
     Error, GroupSource, Unfit, VolumeGroup,
     command::{Lvm, PROGRAM},
     disks,
-    report::{DiskRow, GroupRow, number},
+    report::{DiskRow, GroupDisk, GroupRow, number},
     tags,
 };
 use crate::{
@@ -22,6 +24,7 @@ use crate::{
     id::Uuid,
     pool::{self, Expectation, GroupUnavailable, PoolClaim, PoolRecord},
     root::Root,
+    system::{DeviceNumber, System},
 };
 
 /// What LVM warns of when a second device has the label of a physical volume: `Not using device DEVICE for PV UUID`.
@@ -70,17 +73,21 @@ impl VolumeGroup {
             }
         }
         // Also what an earlier process has changed and not flushed.
-        lvm.flush(&disks)
+        lvm.flush(disks.iter().map(|disk| &disk.path))
             .map_err(|error| failed("flush the disks", name)(error.into()))?;
         let extent_size = number(&row.extent_size)
             .map_err(|error| failed("read the size of the extents", name)(error.into()))?;
+        let disks = numbers(&disks, name)?;
+        let sector_size = sector_size(&*system, &disks, name)?;
         Ok(Self {
             system,
             root: root.clone(),
             lvm,
             name: name.to_owned(),
             record,
+            disks: Mutex::new(disks),
             extent_size: Bytes(extent_size),
+            sector_size,
             stripes,
         })
     }
@@ -122,7 +129,7 @@ impl VolumeGroup {
         };
         let row = group.row()?;
         let untag = || -> Result<(), Cause> {
-            let mut command = group.lvm.command("vgchange")?;
+            let mut command = group.lvm.command("vgchange");
             for tag in tags::own(&row.tags) {
                 command = command.option("--deltag", tag);
             }
@@ -131,34 +138,81 @@ impl VolumeGroup {
         Ok(untag().map_err(failed("remove the tags", name))?)
     }
 
-    /// Verifies that the group is still the pool, and can be changed. Fails with the first difference.
+    /// Verifies that the group is still the pool, and can be changed, and that no device has a copy of one of its disks. Fails
+    /// with the first difference.
     pub fn check(&self) -> Result<(), Error> {
-        self.row().map(drop)
+        self.look().map(drop)
     }
 
-    /// Reads the state of the group. Fails as [`Self::check`] does.
+    /// Reads the state of the group. Fails as [`Self::check`] does, but for a copy.
     pub(super) fn row(&self) -> Result<GroupRow, Error> {
         Ok(self.read()?.0)
     }
 
-    /// As [`Self::row`], with the disks of the group.
-    pub(super) fn read(&self) -> Result<(GroupRow, Vec<PathBuf>), Error> {
+    /// As [`Self::row`], with the disks of the group. Reads other devices only if these are not all of its disks by now.
+    pub(super) fn read(&self) -> Result<(GroupRow, Vec<GroupDisk>), Error> {
+        let found = self.read_by(&self.own());
+        let Err(
+            Error::Missing { .. }
+            | Error::Unfit {
+                why: Unfit::MissingDisks(_),
+                ..
+            },
+        ) = found
+        else {
+            return found;
+        };
+        match self.read_by(&self.lvm) {
+            Err(error) if still_runs(&error) => found,
+            result => result,
+        }
+    }
+
+    /// Reads the state of the group from all devices, as [`Self::check`] does, or from its own disks if one of the others does not
+    /// answer. Returns how to call LVM for a change after that, and the disks.
+    fn look(&self) -> Result<(Lvm, Vec<GroupDisk>), Error> {
+        match self.read_by(&self.lvm.looking()) {
+            Err(error) if still_runs(&error) => {
+                let (_, disks) = self.read_by(&self.own())?;
+                Ok((self.own(), disks))
+            }
+            // A change that does not see a disk of the group would record that it is missing.
+            found => Ok((self.lvm.of_group(&self.name), found?.1)),
+        }
+    }
+
+    fn read_by(&self, lvm: &Lvm) -> Result<(GroupRow, Vec<GroupDisk>), Error> {
         let name = &self.name;
-        let (row, disks) = read(&self.lvm, name)?;
+        let (row, disks) = read(lvm, name)?;
         match record_of(&row, name)? {
             Some(found) if found == self.record => {}
             Some(found) => return Err(other_pool(&found, name)),
             None => return Err(unfit(name, Unfit::NoPool(self.record.pool_name.clone()))),
         }
+        *self.disks.lock() = numbers(&disks, name)?;
         Ok((row, disks))
+    }
+
+    /// How to call LVM for the disks that the group had when it was read last, so that no other device is waited for.
+    fn own(&self) -> Lvm {
+        let disks = self.disks.lock().clone();
+        self.lvm.of_group(&self.name).only(disks)
+    }
+
+    /// Calls LVM for the disks of the group, or for all devices if that fails: the group may have other disks by now.
+    pub(super) fn by_own<T>(&self, call: impl Fn(&Lvm) -> Result<T, Cause>) -> Result<T, Cause> {
+        match call(&self.own()) {
+            Err(cause) if cause.is_failed_tool() => call(&self.lvm),
+            result => result,
+        }
     }
 
     /// Runs a command that changes what exists in the group, and makes that durable. LVM would record for good that a disk is
     /// missing which it does not find, so all of them have to be there.
     pub(super) fn change(&self, command: &Command) -> Result<(), Cause> {
-        let (_, disks) = self.read().map_err(io::Error::other)?;
-        self.lvm.run(command)?;
-        Ok(self.lvm.flush(&disks)?)
+        let (lvm, disks) = self.look().map_err(io::Error::other)?;
+        lvm.run(command)?;
+        Ok(lvm.flush(disks.iter().map(|disk| &disk.path))?)
     }
 
     pub(super) fn failed(&self, operation: &'static str) -> impl FnOnce(Cause) -> Error + use<> {
@@ -187,7 +241,7 @@ fn availability() -> Result<(), GroupUnavailable> {
 }
 
 /// Reads the state of the group of this name, which can be changed on this machine, and its disks.
-pub(super) fn read(lvm: &Lvm, name: &str) -> Result<(GroupRow, Vec<PathBuf>), Error> {
+pub(super) fn read(lvm: &Lvm, name: &str) -> Result<(GroupRow, Vec<GroupDisk>), Error> {
     let read = lvm.report_with_warnings(name).map_err(|cause| {
         // LVM has one exit code for all failures.
         let group = name.to_owned();
@@ -230,6 +284,33 @@ fn refuse_duplicates(lvm: &Lvm, name: &str, warnings: &str) -> Result<(), Error>
         Some(line) => Err(unfit(name, Unfit::DuplicateDisk(line.trim().to_owned()))),
         None => Ok(()),
     }
+}
+
+/// The numbers of the devices of a group's disks.
+pub(super) fn numbers(disks: &[GroupDisk], name: &str) -> Result<BTreeSet<DeviceNumber>, Error> {
+    let numbers: io::Result<_> = disks.iter().map(GroupDisk::number).collect();
+    numbers.map_err(|error| failed("list the disks", name)(error.into()))
+}
+
+/// The logical sector size of a group's disks in bytes: the largest one, as that of a volume on all of them would be. Unless it is
+/// configured otherwise, LVM takes no disks with different ones into a group.
+pub(super) fn sector_size(
+    system: &dyn System,
+    disks: &BTreeSet<DeviceNumber>,
+    name: &str,
+) -> Result<u32, Error> {
+    let largest = || -> io::Result<u32> {
+        let sizes = disks.iter().map(|disk| system.sector_size(*disk));
+        let sizes: Vec<Option<u32>> = sizes.collect::<io::Result<_>>()?;
+        let largest = sizes.into_iter().flatten().max();
+        largest.ok_or_else(|| io::ErrorKind::NotFound.into())
+    };
+    largest().map_err(|error| failed("read the sector size of the disks", name)(error.into()))
+}
+
+/// Whether LVM waits for a device that does not answer.
+fn still_runs(error: &Error) -> bool {
+    matches!(error, Error::Failed { source, .. } if source.still_runs())
 }
 
 /// Whether device-mapper has room for the names of volumes in a group of this name.
@@ -292,7 +373,7 @@ fn write(lvm: &Lvm, name: &str, row: &GroupRow, record: &PoolRecord) -> Result<(
     let write = || -> Result<(), Cause> {
         let wanted = tags::of_record(record)?;
         let found: Vec<&str> = tags::own(&row.tags).collect();
-        let mut command = lvm.command("vgchange")?;
+        let mut command = lvm.command("vgchange");
         for tag in &found {
             if !wanted.iter().any(|it| it == tag) {
                 command = command.option("--deltag", *tag);
@@ -348,7 +429,6 @@ mod tests {
         GroupRow {
             extent_size: "4194304".to_owned(),
             extent_count: "100".to_owned(),
-            free_count: "100".to_owned(),
             mda_free: "1000000".to_owned(),
             tags: String::new(),
             exported: String::new(),
@@ -356,7 +436,7 @@ mod tests {
             permissions: "writeable".to_owned(),
             missing_pv_count: "0".to_owned(),
             change: "1".to_owned(),
-            disk: PathBuf::from("/dev/sda"),
+            disk: GroupDisk::default(),
         }
     }
 

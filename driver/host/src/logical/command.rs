@@ -1,7 +1,13 @@
 //! The commands of lvm(8).
 //!
+//! ```text
+//! all devices           to open a group, and to look for copies of its disks and for new ones before it is changed
+//! the disks of a group  to read it; for everything while a look at all devices waits for one that does not answer
+//! ```
+//!
 //! *Invariants:* a command names the devices that it may read, so that no label of a volume group that a pod has written
-//! to a raw block volume is seen. No command is killed.
+//! to a raw block volume is seen. No command is killed. While one is left that waits for a device, no other is started that
+//! would wait for the same.
 
 use std::{
     collections::BTreeSet,
@@ -9,6 +15,7 @@ use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,7 +35,9 @@ use crate::{
 /// The program of all commands.
 pub(super) const PROGRAM: &str = "lvm";
 /// How long to wait for a command, of which each waits for the one before it on the same machine.
-const DEADLINE: Duration = Duration::from_secs(50);
+const DEADLINE: Duration = Duration::from_secs(90);
+/// How long to wait for a look at all devices, of which one may not answer.
+const LOOK: Duration = Duration::from_secs(5);
 /// Some hundred bytes for each of some thousand volumes.
 const OUTPUT: Bytes = Bytes::mib(8);
 /// Settings that differ from those of the host: LVM neither waits for udev, which may be missing, nor writes files of its
@@ -40,18 +49,54 @@ const CONFIG: &str = "devices { use_devicesfile=0 hints=\"none\" obtain_device_l
     backup { backup=0 archive=0 }";
 
 /// How to call LVM.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lvm {
     root: Root,
     /// An empty input.
-    input: OwnedFd,
+    input: Arc<OwnedFd>,
+    /// The devices that a command may read; none for all that can belong to a group.
+    only: Option<BTreeSet<DeviceNumber>>,
+    /// While a command of this name is left that still runs, no other one is started.
+    name: String,
+    deadline: Duration,
 }
 
 impl Lvm {
+    /// For commands that may read all devices.
     pub(super) fn new(root: &Root) -> io::Result<Self> {
         let input = root.system.open("/dev/null".as_ref(), OFlags::RDONLY)?;
-        let root = root.clone();
-        Ok(Self { root, input })
+        Ok(Self {
+            root: root.clone(),
+            input: Arc::new(input),
+            only: None,
+            name: PROGRAM.to_owned(),
+            deadline: DEADLINE,
+        })
+    }
+
+    /// For a look at all devices, which is not waited for long.
+    pub(super) fn looking(&self) -> Self {
+        Self {
+            name: format!("{PROGRAM} that looks at all devices"),
+            deadline: LOOK,
+            ..self.clone()
+        }
+    }
+
+    /// For commands of one group, which may read all devices.
+    pub(super) fn of_group(&self, group: &str) -> Self {
+        Self {
+            name: format!("{PROGRAM} of {group}"),
+            ..self.clone()
+        }
+    }
+
+    /// For commands that may read these devices alone, as long as one of them is there.
+    pub(super) fn only(self, disks: BTreeSet<DeviceNumber>) -> Self {
+        Self {
+            only: Some(disks),
+            ..self
+        }
     }
 
     /// The folder of Cistern on the host whose groups the commands change.
@@ -59,25 +104,41 @@ impl Lvm {
         &self.root
     }
 
-    /// A command without its arguments. It may read the devices that are there now: LVM takes a disk of a group that it may not
-    /// read for a missing one.
-    pub(super) fn command(&self, verb: &'static str) -> io::Result<Command> {
-        let devices = searched(&self.root, &self.root.system.stacked_devices()?);
-        Ok(Command::new(PROGRAM, DEADLINE)
-            .never_killed()
+    /// A command without its arguments.
+    pub(super) fn command(&self, verb: &'static str) -> Command {
+        Command::new(PROGRAM, self.deadline)
             .keeping(OUTPUT)
             .arg(verb)
             .option("--config", CONFIG)
-            .option("--devices", devices))
     }
 
     /// Runs a command that must succeed.
     pub(super) fn run(&self, command: &Command) -> Result<Output, Cause> {
-        let output = self.root.system.run(command, self.input.as_fd())?;
+        let output = self.start(command)?;
         match output.exit {
             Some(0) => Ok(output),
             _ => Err(command.failed(&output).into()),
         }
+    }
+
+    /// Runs a command. It may read the devices that are there now: LVM takes a disk of a group that it may not read for a
+    /// missing one.
+    fn start(&self, command: &Command) -> Result<Output, Cause> {
+        let command = command.clone().option("--devices", self.devices()?);
+        let command = command.never_killed(&self.name);
+        Ok(self.root.system.run(&command, self.input.as_fd())?)
+    }
+
+    /// The devices that a command may read, separated by commas.
+    fn devices(&self) -> io::Result<OsString> {
+        let all = self.root.system.stacked_devices()?;
+        if let Some(only) = &self.only {
+            let found = searched(&self.root, &all, |number| only.contains(&number));
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(searched(&self.root, &all, |_| true))
     }
 
     /// Runs a command that lists rows of one kind, of a group or of a logical volume.
@@ -90,14 +151,14 @@ impl Lvm {
         &self,
         of: &str,
     ) -> Result<(Vec<T>, String), Cause> {
-        let output = self.run(&self.reporting::<T>()?.operand(of))?;
+        let output = self.run(&self.reporting::<T>().operand(of))?;
         Ok((report::parse(&output.stdout)?, output.stderr))
     }
 
     /// Lists all rows of one kind. If LVM could not read all of them, those that it has read, and why.
     pub(super) fn report_all<T: Report>(&self) -> Result<(Vec<T>, Option<Cause>), Cause> {
-        let command = self.reporting::<T>()?;
-        let output = self.root.system.run(&command, self.input.as_fd())?;
+        let command = self.reporting::<T>();
+        let output = self.start(&command)?;
         let failure = (output.exit != Some(0)).then(|| Cause::from(command.failed(&output)));
         match (report::parse(&output.stdout), failure) {
             (Ok(rows), failure) => Ok((rows, failure)),
@@ -107,7 +168,7 @@ impl Lvm {
     }
 
     /// Makes durable what LVM has written to these disks: it only writes, and a disk may keep that in a cache.
-    pub(super) fn flush(&self, disks: &[PathBuf]) -> io::Result<()> {
+    pub(super) fn flush<'a>(&self, disks: impl IntoIterator<Item = &'a PathBuf>) -> io::Result<()> {
         let system = &*self.root.system;
         for disk in disks {
             let opened = system.open_following(disk, OFlags::RDONLY)?;
@@ -116,19 +177,22 @@ impl Lvm {
         Ok(())
     }
 
-    fn reporting<T: Report>(&self) -> io::Result<Command> {
-        let command = self.command(T::VERB)?;
-        Ok(command
+    fn reporting<T: Report>(&self) -> Command {
+        self.command(T::VERB)
             .option("--reportformat", "json")
             .option("--units", "b")
             .arg("--nosuffix")
-            .option("--options", T::FIELDS))
+            .option("--options", T::FIELDS)
     }
 }
 
-/// The devices that can belong to a volume group, separated by commas: neither logical volumes, nor devices with the data of a
-/// volume of Cistern, in which a pod writes, nor what is built on these.
-fn searched(root: &Root, all: &[StackedDevice]) -> OsString {
+/// The devices of these numbers that can belong to a volume group, separated by commas: neither logical volumes, nor devices with
+/// the data of a volume of Cistern, in which a pod writes, nor what is built on these.
+fn searched(
+    root: &Root,
+    all: &[StackedDevice],
+    is_wanted: impl Fn(DeviceNumber) -> bool,
+) -> OsString {
     let with_data = |device: &&StackedDevice| has_volume(root, device);
     let mut excluded: BTreeSet<DeviceNumber> =
         all.iter().filter(with_data).map(|it| it.number).collect();
@@ -144,7 +208,7 @@ fn searched(root: &Root, all: &[StackedDevice]) -> OsString {
         excluded.extend(above);
     }
     let mut devices = OsString::new();
-    for device in all {
+    for device in all.iter().filter(|device| is_wanted(device.number)) {
         let is_memory = device.name.starts_with("ram") || device.name.starts_with("zram");
         if is_memory || is_logical_volume(device) || excluded.contains(&device.number) {
             continue;
@@ -235,8 +299,10 @@ mod tests {
     fn groups_are_searched_on_devices_of_the_host_and_not_on_those_in_which_a_pod_writes() {
         let root = root();
         let uid = "11111111-2222-3333-4444-555555555555";
-        let searched =
-            |device: &StackedDevice| !searched(&root, std::slice::from_ref(device)).is_empty();
+        let searched = |device: &StackedDevice| {
+            let one = std::slice::from_ref(device);
+            !searched(&root, one, |_| true).is_empty()
+        };
         for device in [
             device(1, "/dev/sda"),
             bound(1, "/srv/disk.img"),
@@ -281,6 +347,10 @@ mod tests {
             device(1, "/dev/sda"),
             on(1, device(2, "/dev/sda1")),
         ];
-        assert_eq!(searched(&root, &all), "/dev/dm-7,/dev/sda,/dev/sda1");
+        let found = searched(&root, &all, |_| true);
+        assert_eq!(found, "/dev/dm-7,/dev/sda,/dev/sda1");
+        // The number of a disk can belong to the device of a volume by now.
+        let found = searched(&root, &all, |number| [1, 3, 6].contains(&number.minor));
+        assert_eq!(found, "/dev/sda");
     }
 }

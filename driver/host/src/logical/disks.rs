@@ -5,7 +5,7 @@
 //! UUID of a physical volume names its pool, so a disk that was begun is known again. No disk leaves a group, and no group is
 //! removed.
 
-use std::{collections::BTreeSet, io, path::PathBuf, slice};
+use std::{collections::BTreeSet, io, path::PathBuf};
 
 use super::{
     Unfit, begun,
@@ -185,7 +185,7 @@ fn make(
             prepare(lvm, &claim.uid, disk)?;
         }
         let mut command = lvm
-            .command("vgcreate")?
+            .command("vgcreate")
             .option("--physicalextentsize", EXTENT)
             .option("--setautoactivation", "n");
         for tag in tags {
@@ -279,13 +279,13 @@ pub(super) fn prepare(lvm: &Lvm, pool: &Uid, disk: &BlankDisk) -> Result<(), Cau
         begun::clear(&*lvm.root().system, &disk.path)?;
     }
     let command = lvm
-        .command("pvcreate")?
+        .command("pvcreate")
         .arg("--norestorefile")
         .option("--uuid", disk_uuid(pool, Uuid::new_v4()))
         .option("--metadatasize", METADATA);
     lvm.run(&command.operand(&disk.path))?;
     // With its label, the disk is known again whatever is written next.
-    Ok(lvm.flush(slice::from_ref(&disk.path))?)
+    Ok(lvm.flush([&disk.path])?)
 }
 
 fn name_of(pool: Uuid) -> String {

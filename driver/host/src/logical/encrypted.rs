@@ -38,7 +38,7 @@ impl VolumeGroup {
         unlock: Unlock<'_>,
     ) -> Result<(), Error> {
         let found = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image = found.clone().into_image();
+        let image = found.clone().into_image(self.sector_size);
         image.verify_owner(volume, self.pool_uuid(), self)?;
         let conflict = |why| {
             let uid = uid.clone();

@@ -1,113 +1,170 @@
 //! Growing the logical volume of a volume.
 //!
-//! A raw block volume shows its new part to its pod at once, so that has to read zero before. It gets the extents of another logical
-//! volume, which is zeroed and removed first.
+//! ```text
+//! prepare_growth: another logical volume ─▶ zeros on all of it    hours, while the volume is used
+//! finish_growth:  it is removed ─▶ the volume gets its extents
+//! ```
+//!
+//! A raw block volume shows its new part to its pod at once, so that has to read zero before.
 
 use std::io;
 
 use cistern_types::Bytes;
 
-use super::{
-    VolumeGroup,
-    make::{ALLOCATION, zero},
-    making::Making,
-    report::SegmentRow,
-    volume::LogicalVolume,
-};
+use super::{VolumeGroup, make::zero, making::Making, report::SegmentRow, volume::LogicalVolume};
 use crate::{
     cause::Cause,
     command::Command,
     id::{InvalidUid, Uid},
     image::{Content, Error, Image},
-    progress::Progress,
+    progress::Stoppable,
     system::OFlags,
 };
 
+/// What a volume grows by: zeroed extents for a raw block volume, and nothing for any other. If the growth is not finished,
+/// the next one removes what this one has made, or a sweep.
+#[derive(Debug, Default)]
+pub struct Growth(Option<Zeroed>);
+
+/// A logical volume that reads zero.
+#[derive(Debug)]
+struct Zeroed {
+    uid: Uid,
+    /// Keeps it from the sweep.
+    _making: Making,
+}
+
 impl VolumeGroup {
+    /// Zeroes what a raw block volume needs to grow to at least this size. Does nothing for a volume that is large enough, and
+    /// for one with a filesystem, which shows nothing of what was on the disks before. Fails if the volume is missing, if
+    /// the group lacks the space, or if the progress stops it.
+    pub fn prepare_growth(
+        &self,
+        uid: &Uid,
+        size: Bytes,
+        progress: Stoppable<'_>,
+    ) -> Result<Growth, Error> {
+        let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
+        let size = size.saturating_add(volume.header());
+        if volume.size >= size || !shows_data(&volume) {
+            return Ok(Growth::default());
+        }
+        let zeroed = self.zero_growth(&volume, size, progress);
+        let zeroed = zeroed.map_err(|source| self.not_grown(&volume, size, source))?;
+        Ok(Growth(Some(zeroed)))
+    }
+
     /// Grows a volume to at least this size. Does not change one that is large enough. A filesystem grows when it is staged
-    /// or expanded, and shows nothing of what was on the disks before. The new part of a raw block volume is zeroed first.
-    /// Fails if the volume is missing, or if the group lacks the space.
-    pub fn grow(&self, uid: &Uid, size: Bytes, progress: Progress<'_>) -> Result<Image, Error> {
+    /// or expanded. Fails if the volume is missing, if its growth to this size was not prepared, or if the group lacks the
+    /// space.
+    pub fn finish_growth(&self, uid: &Uid, size: Bytes, growth: Growth) -> Result<Image, Error> {
         let volume = self.made(uid)?.ok_or_else(|| self.missing(uid))?;
         let size = size.saturating_add(volume.header());
         if volume.size < size {
-            let identity = volume.identity.as_ref();
-            // What is behind the header of an encrypted one reads as noise.
-            let shows_data = identity.is_none_or(|identity| {
-                identity.content == Content::Block && identity.encryption.is_none()
-            });
-            let grown = if shows_data {
-                self.extend_by_zeros(&volume, size, progress)
-            } else {
-                self.extend(&volume, size, Vec::new())
+            let grown = match growth.0 {
+                Some(zeroed) => self.extend_by(&volume, size, &zeroed),
+                None if shows_data(&volume) => Err(io::Error::other("it is not zeroed yet").into()),
+                None => self.extend(&volume, size, Vec::new(), &self.allocating()),
             };
-            let more = size.saturating_sub(volume.size);
-            grown.map_err(|source| {
-                self.no_space_or("extend the logical volume", (uid, more), source)
-            })?;
+            grown.map_err(|source| self.not_grown(&volume, size, source))?;
         }
         self.volume(uid)?.ok_or_else(|| self.missing(uid))
     }
 
-    /// Extends a logical volume, by these extents if there are any.
+    fn not_grown(&self, volume: &LogicalVolume, size: Bytes, source: Cause) -> Error {
+        let more = size.saturating_sub(volume.size);
+        self.no_space_or("extend the logical volume", (&volume.uid, more), source)
+    }
+
+    /// Extends a logical volume, by these extents if there are any, while no other call gets any.
     fn extend(
         &self,
         volume: &LogicalVolume,
         size: Bytes,
         extents: Vec<String>,
+        _alone: &Making,
     ) -> Result<(), Cause> {
-        let command = self.lvm.command("lvextend")?;
+        let command = self.lvm.command("lvextend");
         let command = command.option("--extents", self.extents(size).to_string());
         let command = command.operand(self.path_of(&volume.uid));
         let command = extents.into_iter().fold(command, Command::operand);
         self.change(&command)
     }
 
-    fn extend_by_zeros(
+    /// Makes the logical volume whose extents a volume gets to have this size.
+    fn zero_growth(
         &self,
         volume: &LogicalVolume,
         size: Bytes,
-        progress: Progress<'_>,
-    ) -> Result<(), Cause> {
+        progress: Stoppable<'_>,
+    ) -> Result<Zeroed, Cause> {
         let system = &*self.system;
         let uid = growth_of(&volume.uid).map_err(io::Error::other)?;
         let making = Making::begin(self.path_of(&uid));
         // What an interrupted call has left.
-        let look = |growth: &Uid| self.find(growth).map_err(io::Error::other);
-        if look(&uid)?.is_some() {
-            self.remove_growth(&uid)?;
+        if let Some(left) = self.find(&uid).map_err(io::Error::other)? {
+            self.remove_growth(&left)?;
         }
-        let more = self.extents(size).saturating_sub(self.extents(volume.size));
+        let more = self.more(volume, size);
         self.allocate_extents(&uid, volume.identity.as_ref(), more)?;
-        let growth = look(&uid)?.ok_or(io::ErrorKind::NotFound);
-        let growth = growth.map_err(io::Error::from)?;
+        let growth = self.growth(&uid)?;
         let device = self.open_device(&growth, OFlags::RDWR)?;
-        zero(system, &device, growth.size, (&making, progress))?;
+        zero(system, &device, growth.size, progress)?;
         system.sync(device.as_fd())?;
-        drop(device);
-        let name = self.path_of(&uid);
-        let rows: Vec<SegmentRow> = self.lvm.report(&name)?;
+        Ok(Zeroed {
+            uid,
+            _making: making,
+        })
+    }
+
+    /// Extends a volume by the extents of a logical volume that reads zero, and removes that.
+    fn extend_by(&self, volume: &LogicalVolume, size: Bytes, zeroed: &Zeroed) -> Result<(), Cause> {
+        let name = self.path_of(&zeroed.uid);
+        let rows: Vec<SegmentRow> = self.by_own(|lvm| lvm.report(&name))?;
         let ranges = rows.iter().flat_map(|row| row.ranges.split_whitespace());
         let ranges: Vec<String> = ranges.map(str::to_owned).collect();
         // Without them the volume would get extents with the data of others.
+        let more = self.more(volume, size);
         if count(&ranges) != Some(more) {
             let text = format!("LVM reports the extents {ranges:?} and not {more}");
             return Err(io::Error::other(text).into());
         }
         // No other call gets the extents between the two commands.
-        let _alone = ALLOCATION.lock();
-        self.remove_growth(&uid)?;
-        self.extend(volume, size, ranges)
+        let alone = self.allocating();
+        // Meanwhile somebody may have made a snapshot of it.
+        self.remove_growth(&self.growth(&zeroed.uid)?)?;
+        self.extend(volume, size, ranges, &alone)
     }
 
-    fn remove_growth(&self, uid: &Uid) -> Result<(), Cause> {
-        let command = self.lvm.command("lvremove")?.arg("--yes");
-        self.change(&command.operand(self.path_of(uid)))
+    /// How many extents a volume gets.
+    fn more(&self, volume: &LogicalVolume, size: Bytes) -> u64 {
+        self.extents(size).saturating_sub(self.extents(volume.size))
+    }
+
+    /// Finds a logical volume whose extents a volume gets. Fails if it does not exist.
+    fn growth(&self, uid: &Uid) -> io::Result<LogicalVolume> {
+        let found = self.find(uid).map_err(io::Error::other)?;
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn remove_growth(&self, growth: &LogicalVolume) -> Result<(), Cause> {
+        growth.refuse_dependents().map_err(io::Error::other)?;
+        let command = self.lvm.command("lvremove").arg("--yes");
+        self.change(&command.operand(self.path_of(&growth.uid)))
     }
 }
 
+/// Whether a volume shows what was on the disks to its pod at once: the new part of a raw block volume, but not what is behind the
+/// header of an encrypted one, which reads as noise.
+fn shows_data(volume: &LogicalVolume) -> bool {
+    volume
+        .identity
+        .as_ref()
+        .is_none_or(|it| it.content == Content::Block && it.encryption.is_none())
+}
+
 /// The logical volume whose extents a volume gets.
-pub(super) fn growth_of(uid: &Uid) -> Result<Uid, InvalidUid> {
+fn growth_of(uid: &Uid) -> Result<Uid, InvalidUid> {
     format!("{uid}-growth").parse()
 }
 

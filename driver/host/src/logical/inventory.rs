@@ -1,7 +1,16 @@
 //! What a volume group has, as the comparison of a node with its custom resources needs it.
 
+use std::io;
+
 use super::{Error, State, claim, disks, volume::LogicalVolume};
-use crate::{id::Uid, image::Image, inventory::PoolInventory, pool::PoolRecord, root::Root};
+use crate::{
+    id::Uid,
+    image::Image,
+    inventory::{LogicalInventory, PoolInventory},
+    pool::PoolRecord,
+    root::Root,
+    system::System,
+};
 
 impl Root {
     /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the one whose tags say
@@ -25,6 +34,7 @@ impl Root {
                 mount_point: path.clone(),
                 temporary: found.making.iter().map(|name| path.join(name)).collect(),
                 images: found.images,
+                logical: found.logical,
                 name: Some(found.record.pool_name),
                 filesystem_uuid: Some(found.record.filesystem_uuid),
                 ..PoolInventory::of(found.record.pool_uid)
@@ -43,6 +53,7 @@ impl Root {
 struct Found {
     record: PoolRecord,
     images: Vec<Image>,
+    logical: Vec<LogicalInventory>,
     /// Names of logical volumes that are not whole.
     making: Vec<String>,
 }
@@ -58,18 +69,42 @@ fn find(root: &Root, uid: &Uid) -> Result<Option<String>, Error> {
 /// Reads a group; none if it is no pool.
 fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
     let lvm = claim::lvm(root, name)?;
-    let (row, _) = claim::read(&lvm, name)?;
+    let (row, disks) = claim::read(&lvm, name)?;
     let Some(record) = claim::record_of(&row, name)? else {
         return Ok(None);
     };
     let volumes = LogicalVolume::list(&lvm, name);
     let volumes = volumes.map_err(claim::failed("list the volumes", name))?;
+    let logical = active(&*root.system, &volumes);
+    let logical = logical.map_err(|error| claim::failed("list the devices", name)(error.into()))?;
+    let disks = claim::numbers(&disks, name)?;
+    let sector_size = claim::sector_size(&*root.system, &disks, name)?;
     let (made, making): (Vec<_>, Vec<_>) = volumes
         .into_iter()
         .partition(|volume| volume.state != State::Making);
     Ok(Some(Found {
         record,
-        images: made.into_iter().map(LogicalVolume::into_image).collect(),
+        images: made
+            .into_iter()
+            .map(|volume| volume.into_image(sector_size))
+            .collect(),
+        logical,
         making: making.iter().map(LogicalVolume::name).collect(),
     }))
+}
+
+/// The logical volumes among these that have a device.
+fn active(system: &dyn System, volumes: &[LogicalVolume]) -> io::Result<Vec<LogicalInventory>> {
+    let mapped = system.mapped_devices()?;
+    let mut all = Vec::new();
+    for volume in volumes {
+        if let Some(device) = volume.device_among(&mapped) {
+            all.push(LogicalInventory {
+                device,
+                image: volume.uid.clone(),
+                is_mapped: system.mapping_over(device)?.is_some(),
+            });
+        }
+    }
+    Ok(all)
 }

@@ -3,11 +3,10 @@
 use std::io;
 
 use cistern_types::Bytes;
-use parking_lot::Mutex;
 
 use super::{
-    State, VolumeGroup, capacity::has_room_for_metadata, grow::growth_of, making::Making,
-    report::GroupRow, tags, volume::LogicalVolume,
+    State, VolumeGroup, capacity::has_room_for_metadata, making::Making, report::GroupRow, tags,
+    volume::LogicalVolume,
 };
 use crate::{
     base_device::LogicalDevice,
@@ -19,44 +18,34 @@ use crate::{
         make::{disagreement, verify_made},
     },
     mkfs,
-    progress::{Progress, percent},
+    progress::{Stoppable, percent, stopped},
     system::{MAPPING, OFlags, System},
 };
 
-/// Held while extents are allocated that others must not get.
-pub(super) static ALLOCATION: Mutex<()> = Mutex::new(());
 /// How much is zeroed between two reports of the progress.
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
 impl VolumeGroup {
-    /// Stops the making or the growth of a volume that is no longer wanted, at the next occasion. What is left is no volume.
-    pub fn interrupt(&self, uid: &Uid) {
-        Making::stop(&self.path_of(uid));
-        if let Ok(growth) = growth_of(uid) {
-            Making::stop(&self.path_of(&growth));
-        }
-    }
-
     /// Creates a volume, whole or not at all. Returns an existing one that matches the request. Every byte of a new one
     /// reads zero, whatever was on the disks before, so this takes as long as writing the volume once, unless the disks
     /// can zero by themselves. Continues what an interrupted call has begun. Fails if an existing volume does not match,
-    /// for what only an image can be (thin, encrypted, a copy), and if the group lacks space.
-    pub fn create(&self, request: &ImageRequest, progress: Progress<'_>) -> Result<Image, Error> {
+    /// for what only an image can be (thin, a copy), if the group lacks space, and if the progress stops it.
+    pub fn create(&self, request: &ImageRequest, progress: Stoppable<'_>) -> Result<Image, Error> {
         let uid = &request.uid;
         self.refuse_unsupported(request)?;
         let row = self.row()?;
-        let making = Making::begin(self.path_of(uid));
+        let _making = Making::begin(self.path_of(uid));
         match self.find(uid)? {
             Some(volume) if volume.state != State::Making => {}
             Some(volume) => {
                 self.refuse_in_use(&volume)?;
-                self.verify(&volume.clone().into_image(), request)?;
-                self.complete(&volume, request, (&making, progress))?;
+                self.verify(&volume.clone().into_image(self.sector_size), request)?;
+                self.complete(&volume, request, progress)?;
             }
             None => {
                 self.allocate(request, &row)?;
                 let volume = self.find(uid)?.ok_or_else(|| self.missing(uid))?;
-                self.complete(&volume, request, (&making, progress))?;
+                self.complete(&volume, request, progress)?;
             }
         }
         let image = self.volume(uid)?;
@@ -123,7 +112,7 @@ impl VolumeGroup {
             Some(identity) => tags::of_volume(identity)?,
             None => vec![State::Making.tag()],
         };
-        let command = self.lvm.command("lvcreate")?.arg("--yes");
+        let command = self.lvm.command("lvcreate").arg("--yes");
         // LVM neither clears the beginning nor looks for signatures: all of it is zeroed next.
         let command = command
             .option("--wipesignatures", "n")
@@ -138,9 +127,13 @@ impl VolumeGroup {
         if self.stripes > 1 {
             command = command.option("--stripes", self.stripes.to_string());
         }
-        let _alone = ALLOCATION.lock();
-        self.lvm.run(&command.operand(&self.name))?;
-        Ok(())
+        let _alone = self.allocating();
+        self.change(&command.operand(&self.name))
+    }
+
+    /// Keeps others from getting extents of the group while the result lives. Waits for those that have begun to.
+    pub(super) fn allocating(&self) -> Making {
+        Making::begin(self.name.clone())
     }
 
     /// Makes a logical volume whole. Its content is not known: an interrupted call may have begun.
@@ -148,7 +141,7 @@ impl VolumeGroup {
         &self,
         volume: &LogicalVolume,
         request: &ImageRequest,
-        (making, progress): (&Making, Progress<'_>),
+        progress: Stoppable<'_>,
     ) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &request.uid);
         let identity = volume
@@ -160,7 +153,7 @@ impl VolumeGroup {
             })?;
         let make = || -> Result<(), Cause> {
             let device = self.open_device(volume, OFlags::RDWR)?;
-            zero(system, &device, volume.size, (making, progress))?;
+            zero(system, &device, volume.size, progress)?;
             if let Content::Filesystem { filesystem, uuid } = identity.content
                 && identity.encryption.is_none()
             {
@@ -204,19 +197,20 @@ impl VolumeGroup {
     }
 }
 
-/// Zeroes a device of this size. The caller syncs it. Fails if the making shall stop.
+/// Zeroes a device of this size. The caller syncs it. Fails if the progress stops it.
 pub(super) fn zero(
     system: &dyn System,
     device: &LogicalDevice,
     size: Bytes,
-    (making, progress): (&Making, Progress<'_>),
+    progress: Stoppable<'_>,
 ) -> io::Result<()> {
     let mut at = 0;
     while at < size.0 {
-        making.go_on()?;
         let end = size.0.min(at.saturating_add(ZEROED_AT_ONCE));
         system.zero(device.as_fd(), &(at..end))?;
-        progress(percent(end, size.0));
+        if progress(percent(end, size.0)).is_break() {
+            return Err(stopped());
+        }
         at = end;
     }
     Ok(())

@@ -1,53 +1,32 @@
 //! [`Making`]: which logical volumes this process is making or removing, so that one that is being made is not taken for what an
-//! interrupted call left.
+//! interrupted call left; and in which groups it takes extents that others must not get.
 
-use std::{collections::BTreeMap, io};
+use std::collections::BTreeSet;
 
 use parking_lot::{Condvar, Mutex};
 
-/// The logical volumes that are being made or swept, as LVM names them, and whether that shall stop.
-static ALL: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
+/// The logical volumes that are being made or swept, and the groups whose extents are being taken, as LVM names them.
+static ALL: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// One of them has ended.
 static ENDED: Condvar = Condvar::new();
 
-/// A logical volume is being made, or swept, while this value lives.
+/// A logical volume is being made, or swept, while this value lives; or it alone takes extents of a group.
 #[derive(Debug)]
 pub(super) struct Making(String);
 
 impl Making {
-    /// Begins to make a logical volume. Waits while it is swept.
+    /// Begins to make a logical volume, or to take extents of a group. Waits while another value has it.
     pub(super) fn begin(path: String) -> Self {
         let mut all = ALL.lock();
-        while all.contains_key(&path) {
+        while !all.insert(path.clone()) {
             ENDED.wait(&mut all);
         }
-        all.insert(path.clone(), false);
         Self(path)
-    }
-
-    /// Stops the making of a logical volume at its next occasion. Does nothing if it is not being made.
-    pub(super) fn stop(path: &str) {
-        if let Some(is_stopped) = ALL.lock().get_mut(path) {
-            *is_stopped = true;
-        }
-    }
-
-    /// Fails if the making shall stop.
-    pub(super) fn go_on(&self) -> io::Result<()> {
-        if ALL.lock().get(&self.0) == Some(&true) {
-            return Err(io::Error::other("the volume is no longer wanted"));
-        }
-        Ok(())
     }
 
     /// Begins to sweep a logical volume; none while it is being made.
     pub(super) fn unless_made(path: String) -> Option<Self> {
-        let mut all = ALL.lock();
-        if all.contains_key(&path) {
-            return None;
-        }
-        all.insert(path.clone(), false);
-        Some(Self(path))
+        ALL.lock().insert(path.clone()).then(|| Self(path))
     }
 }
 
@@ -79,16 +58,13 @@ mod tests {
     }
 
     #[test]
-    fn the_making_of_one_volume_stops_and_the_next_attempt_goes_on() {
-        let path = || "group/stopped".to_owned();
-        Making::stop(&path());
-        let making = Making::begin(path());
-        making.go_on().unwrap();
-        Making::stop("group/another");
-        making.go_on().unwrap();
-        Making::stop(&path());
-        making.go_on().unwrap_err();
-        drop(making);
-        Making::begin(path()).go_on().unwrap();
+    fn extents_of_one_group_are_taken_by_one_call_at_a_time_and_those_of_another_meanwhile() {
+        let taking = Making::begin("busy".to_owned());
+        drop(Making::begin("busy/volume".to_owned()));
+        drop(Making::begin("idle".to_owned()));
+        let waiting = thread::spawn(|| drop(Making::begin("busy".to_owned())));
+        assert!(Making::unless_made("busy".to_owned()).is_none());
+        drop(taking);
+        waiting.join().unwrap();
     }
 }

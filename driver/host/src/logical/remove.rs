@@ -8,12 +8,13 @@ use crate::{
 };
 
 impl VolumeGroup {
-    /// Removes a volume. Succeeds when it does not exist; fails while something uses it. Its data stays on the disks until
-    /// they are used again: a new volume is zeroed first.
+    /// Removes a volume. Succeeds when it does not exist; fails while something uses it, or is a snapshot or a cache of it. Its data
+    /// stays on the disks until they are used again: a new volume is zeroed first.
     pub fn remove(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
             Some(volume) => {
                 self.refuse_others(&volume)?;
+                volume.refuse_dependents()?;
                 self.refuse_in_use(&volume)?;
                 self.remove_volume(&volume)
             }
@@ -21,16 +22,20 @@ impl VolumeGroup {
         }
     }
 
-    /// Fails while something uses a volume. Succeeds when it does not exist.
+    /// Fails while something uses a volume, or is a snapshot or a cache of it. Succeeds when it does not exist.
     pub fn check_unused(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
-            Some(volume) => self.refuse_in_use(&volume),
+            Some(volume) => {
+                volume.refuse_dependents()?;
+                self.refuse_in_use(&volume)
+            }
             None => Ok(()),
         }
     }
 
-    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made. Resumes devices
-    /// that an interrupted command has left suspended. Fails if one cannot be removed or resumed.
+    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made, or that has a
+    /// snapshot or a cache. Resumes devices that an interrupted command has left suspended. Fails if one cannot be removed or
+    /// resumed.
     pub fn sweep(&self) -> Result<usize, Error> {
         let listed = self.logical_volumes()?;
         self.resume(&listed)?;
@@ -43,6 +48,7 @@ impl VolumeGroup {
             let found = self.find(&volume.uid)?.filter(is_left);
             if let Some(volume) = found
                 && self.refuse_others(&volume).is_ok()
+                && volume.refuse_dependents().is_ok()
             {
                 self.remove_volume(&volume)?;
                 removed += 1;
@@ -67,11 +73,8 @@ impl VolumeGroup {
 
     fn remove_volume(&self, volume: &LogicalVolume) -> Result<(), Error> {
         let uid = &volume.uid;
-        let remove = || -> Result<(), Cause> {
-            let command = self.lvm.command("lvremove")?.arg("--yes");
-            self.change(&command.operand(self.path_of(uid)))
-        };
-        let Err(cause) = remove() else {
+        let command = self.lvm.command("lvremove").arg("--yes");
+        let Err(cause) = self.change(&command.operand(self.path_of(uid))) else {
             return Ok(());
         };
         // LVM has one exit code for all failures.

@@ -21,8 +21,6 @@ pub(super) struct GroupRow {
     pub(super) extent_size: String,
     #[serde(rename = "vg_extent_count")]
     pub(super) extent_count: String,
-    #[serde(rename = "vg_free_count")]
-    pub(super) free_count: String,
     /// Room for metadata.
     #[serde(rename = "vg_mda_free")]
     pub(super) mda_free: String,
@@ -40,14 +38,52 @@ pub(super) struct GroupRow {
     #[serde(rename = "vg_seqno")]
     pub(super) change: String,
     /// One of its disks: each has a row.
-    #[serde(rename = "pv_name")]
-    pub(super) disk: PathBuf,
+    #[serde(flatten)]
+    pub(super) disk: GroupDisk,
 }
 
 impl Report for GroupRow {
     const VERB: &'static str = "vgs";
-    const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_free_count,vg_mda_free,vg_tags,\
-        vg_exported,vg_lock_type,vg_permissions,vg_missing_pv_count,vg_seqno,pv_name";
+    const FIELDS: &'static str = "vg_extent_size,vg_extent_count,vg_mda_free,vg_tags,vg_exported,\
+        vg_lock_type,vg_permissions,vg_missing_pv_count,vg_seqno,pv_name,pv_major,pv_minor,\
+        pv_pe_count,pv_pe_alloc_count,pv_allocatable";
+}
+
+/// A disk of a volume group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct GroupDisk {
+    #[serde(rename = "pv_name")]
+    pub(super) path: PathBuf,
+    #[serde(rename = "pv_major")]
+    major: String,
+    #[serde(rename = "pv_minor")]
+    minor: String,
+    #[serde(rename = "pv_pe_count")]
+    extent_count: String,
+    #[serde(rename = "pv_pe_alloc_count")]
+    allocated_count: String,
+    /// Empty if LVM shall allocate nothing on it (pvchange -x n).
+    #[serde(rename = "pv_allocatable")]
+    allocatable: String,
+}
+
+impl GroupDisk {
+    /// The number of its device.
+    pub(super) fn number(&self) -> io::Result<DeviceNumber> {
+        Ok(DeviceNumber {
+            major: number(&self.major)?,
+            minor: number(&self.minor)?,
+        })
+    }
+
+    /// How many of its extents volumes can get.
+    pub(super) fn free(&self) -> io::Result<u64> {
+        if self.allocatable.is_empty() {
+            return Ok(0);
+        }
+        let all: u64 = number(&self.extent_count)?;
+        Ok(all.saturating_sub(number(&self.allocated_count)?))
+    }
 }
 
 /// The name of a volume group, and its tags.
@@ -76,10 +112,6 @@ pub(super) struct DiskRow {
     major: String,
     #[serde(rename = "pv_minor")]
     minor: String,
-    #[serde(rename = "pv_pe_count")]
-    extent_count: String,
-    #[serde(rename = "pv_pe_alloc_count")]
-    allocated_count: String,
     /// Its group; empty if it is in none.
     #[serde(rename = "vg_name")]
     pub(super) group: String,
@@ -87,7 +119,7 @@ pub(super) struct DiskRow {
 
 impl Report for DiskRow {
     const VERB: &'static str = "pvs";
-    const FIELDS: &'static str = "pv_uuid,pv_major,pv_minor,pv_pe_count,pv_pe_alloc_count,vg_name";
+    const FIELDS: &'static str = "pv_uuid,pv_major,pv_minor,vg_name";
 }
 
 impl DiskRow {
@@ -101,12 +133,6 @@ impl DiskRow {
     pub(super) fn is_alone(&self) -> bool {
         self.group.is_empty() || self.group == UNKNOWN
     }
-
-    /// How many of its extents are free.
-    pub(super) fn free(&self) -> io::Result<u64> {
-        let all: u64 = number(&self.extent_count)?;
-        Ok(all.saturating_sub(number(&self.allocated_count)?))
-    }
 }
 
 /// A logical volume.
@@ -116,6 +142,9 @@ pub(super) struct VolumeRow {
     pub(super) name: String,
     #[serde(rename = "lv_uuid")]
     pub(super) uuid: String,
+    /// UUID of its group.
+    #[serde(rename = "vg_uuid")]
+    pub(super) group_uuid: String,
     #[serde(rename = "lv_size")]
     pub(super) size: String,
     #[serde(rename = "lv_tags")]
@@ -123,6 +152,11 @@ pub(super) struct VolumeRow {
     /// `open` while something uses it.
     #[serde(rename = "lv_device_open")]
     pub(super) open: String,
+    /// What it is a snapshot of. LVM puts the names of hidden logical volumes in brackets.
+    pub(super) origin: String,
+    /// What caches it.
+    #[serde(rename = "pool_lv")]
+    pub(super) cache: String,
     /// Counts the changes of its group.
     #[serde(rename = "vg_seqno")]
     pub(super) change: String,
@@ -130,7 +164,8 @@ pub(super) struct VolumeRow {
 
 impl Report for VolumeRow {
     const VERB: &'static str = "lvs";
-    const FIELDS: &'static str = "lv_name,lv_uuid,lv_size,lv_tags,lv_device_open,vg_seqno";
+    const FIELDS: &'static str =
+        "lv_name,lv_uuid,vg_uuid,lv_size,lv_tags,lv_device_open,origin,pool_lv,vg_seqno";
 }
 
 /// A segment of a logical volume.
@@ -177,8 +212,9 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_report_are_read() {
-        let text = r#"{"report": [{"lv": [{"lv_name":"cistern-a", "lv_uuid":"x-y", "lv_size":"4194304",
-            "lv_tags":"a,b", "lv_device_open":"", "vg_seqno":"3"}]}], "log": []}"#;
+        let text = r#"{"report": [{"lv": [{"lv_name":"cistern-a", "lv_uuid":"x-y", "vg_uuid":"v-w",
+            "lv_size":"4194304", "lv_tags":"a,b", "lv_device_open":"", "origin":"", "pool_lv":"",
+            "vg_seqno":"3"}]}], "log": []}"#;
         let rows: Vec<VolumeRow> = parse(text).unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(number::<u64>(&rows[0].size).unwrap(), 4_194_304);
@@ -188,5 +224,27 @@ mod tests {
         let between = text.replacen("{\"lv\"", "\n  Retrying metadata scan.\n{\"lv\"", 1);
         assert_eq!(parse::<VolumeRow>(&between).unwrap(), rows);
         assert!(number::<u64>("").is_err());
+    }
+
+    #[test]
+    fn each_row_of_a_group_has_a_disk_whose_free_extents_count_if_lvm_may_allocate_them() {
+        let row = |minor: u32, allocatable: &str| {
+            format!(
+                r#"{{"vg_extent_size":"4194304", "vg_extent_count":"198", "vg_mda_free":"9", "vg_tags":"",
+                "vg_exported":"", "vg_lock_type":"", "vg_permissions":"writeable",
+                "vg_missing_pv_count":"0", "vg_seqno":"3", "pv_name":"/dev/loop{minor}",
+                "pv_major":"7", "pv_minor":"{minor}", "pv_pe_count":"99", "pv_pe_alloc_count":"9",
+                "pv_allocatable":"{allocatable}"}}"#
+            )
+        };
+        let rows = [row(1, "allocatable"), row(2, "")].join(",");
+        let rows: Vec<GroupRow> = parse(&format!(r#"{{"report": [{{"vg": [{rows}]}}]}}"#)).unwrap();
+        let disks = rows.iter().map(|row| {
+            let disk = &row.disk;
+            (disk.number().unwrap(), disk.free().unwrap())
+        });
+        let disks: Vec<_> = disks.collect();
+        let number = DeviceNumber::of_loop;
+        assert_eq!(disks, [(number(1), 90), (number(2), 0)]);
     }
 }

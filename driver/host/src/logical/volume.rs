@@ -16,8 +16,8 @@ use crate::{
     cause::Cause,
     device_nodes,
     id::Uid,
-    image::{Error, Identity, Image, ImageUse, failed},
-    system::{LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
+    image::{Error, Identity, Image, ImageUse, SECTOR_SIZE, failed},
+    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
 };
 
 /// A logical volume of Cistern, whole or not.
@@ -30,7 +30,9 @@ pub(super) struct LogicalVolume {
     pub(super) identity: Option<Identity>,
     pub(super) size: Bytes,
     pub(super) is_open: bool,
-    /// LVM's own UUID.
+    /// Snapshots and caches of it, which LVM removes with it.
+    dependents: Vec<String>,
+    /// The UUID that its device has: those of its group and of itself. A copy of a group keeps the latter.
     uuid: String,
 }
 
@@ -44,7 +46,14 @@ impl LogicalVolume {
     /// Reads the rows of a report.
     pub(super) fn all_of(rows: &[VolumeRow]) -> io::Result<Vec<Self>> {
         let volumes: io::Result<Vec<_>> = rows.iter().map(Self::of).collect();
-        Ok(volumes?.into_iter().flatten().collect())
+        let mut volumes: Vec<Self> = volumes?.into_iter().flatten().collect();
+        for row in rows.iter().filter(|row| !row.origin.is_empty()) {
+            let origin = volumes.iter_mut().find(|it| it.name() == row.origin);
+            if let Some(origin) = origin {
+                origin.dependents.push(row.name.clone());
+            }
+        }
+        Ok(volumes)
     }
 
     /// Returns its name in the group.
@@ -61,14 +70,38 @@ impl LogicalVolume {
         let (Some(uid), Some(state)) = (uid, tags::state(&row.tags)) else {
             return Ok(None);
         };
+        let cache = row.cache.trim_matches(['[', ']']);
+        let letters = |uuid: &str| uuid.replace('-', "");
+        let (group, own) = (letters(&row.group_uuid), letters(&row.uuid));
         Ok(Some(Self {
             uid,
             state,
             identity: tags::identity(&row.tags),
             size: Bytes(number(&row.size)?),
             is_open: row.open == "open",
-            uuid: row.uuid.clone(),
+            dependents: Some(cache)
+                .filter(|cache| !cache.is_empty())
+                .map(str::to_owned)
+                .into_iter()
+                .collect(),
+            uuid: format!("{LOGICAL_VOLUME}{group}{own}"),
         }))
+    }
+
+    /// Fails while LVM has a snapshot or a cache of the volume, which is not Cistern's to remove.
+    pub(super) fn refuse_dependents(&self) -> Result<(), Error> {
+        if self.dependents.is_empty() {
+            return Ok(());
+        }
+        let of = self.dependents.clone();
+        let (uid, by) = (self.uid.clone(), ImageUse::Origin { of });
+        Err(Error::InUse { uid, by })
+    }
+
+    /// Returns the number of its device among these; none if it is not active.
+    pub(super) fn device_among(&self, mapped: &[MappedDevice]) -> Option<DeviceNumber> {
+        let found = mapped.iter().find(|device| is_of(device, self));
+        found.map(|device| device.number)
     }
 
     /// Returns the size of the header in front of the volume's data.
@@ -77,12 +110,20 @@ impl LogicalVolume {
         identity.map_or(Bytes::ZERO, Identity::header)
     }
 
-    pub(super) fn into_image(self) -> Image {
+    /// Describes it as the volume of a pool whose disks have logical sectors of this many bytes.
+    pub(super) fn into_image(self, sector_size: u32) -> Image {
+        let identity = self.identity.as_ref();
+        let is_encrypted = identity.is_some_and(|it| it.encryption.is_some());
         Image {
             size: self.size.saturating_sub(self.header()),
             uid: self.uid,
             identity: self.identity,
             allocated: self.size,
+            sector_size: if is_encrypted {
+                SECTOR_SIZE
+            } else {
+                sector_size
+            },
         }
     }
 }
@@ -92,17 +133,19 @@ impl VolumeGroup {
     pub fn volumes(&self) -> Result<Vec<Image>, super::Error> {
         let mut all = self.logical_volumes()?;
         all.retain(|volume| volume.state != State::Making);
-        Ok(all.into_iter().map(LogicalVolume::into_image).collect())
+        let images = all.into_iter().map(|it| it.into_image(self.sector_size));
+        Ok(images.collect())
     }
 
     /// Returns one volume; none when it does not exist. Fails if LVM cannot report it.
     pub fn volume(&self, uid: &Uid) -> Result<Option<Image>, Error> {
-        Ok(self.made(uid)?.map(LogicalVolume::into_image))
+        let made = self.made(uid)?;
+        Ok(made.map(|volume| volume.into_image(self.sector_size)))
     }
 
     /// Lists the logical volumes of Cistern in the group, also those that are not whole.
     pub(super) fn logical_volumes(&self) -> Result<Vec<LogicalVolume>, super::Error> {
-        let listed = LogicalVolume::list(&self.lvm, &self.name);
+        let listed = self.by_own(|lvm| LogicalVolume::list(lvm, &self.name));
         listed.map_err(self.failed("list the volumes"))
     }
 
@@ -128,9 +171,9 @@ impl VolumeGroup {
         let found = if let Some(found) = device_of(system, volume)? {
             found
         } else {
-            let activate = self.lvm.command("lvchange")?.option("--activate", "y");
+            let activate = self.lvm.command("lvchange").option("--activate", "y");
             let activate = activate.operand(self.path_of(&volume.uid));
-            self.lvm.run(&activate)?;
+            self.by_own(|lvm| lvm.run(&activate))?;
             let found = device_of(system, volume)?;
             found.ok_or_else(|| io::Error::other("the logical volume has no device"))?
         };
@@ -166,9 +209,9 @@ impl VolumeGroup {
     /// Makes the device of a volume what LVM's metadata says, which an interrupted command may not have done. Waits for a
     /// command that is under way.
     fn refresh(&self, uid: &Uid) -> Result<(), Cause> {
-        let command = self.lvm.command("lvchange")?.arg("--refresh");
-        self.lvm.run(&command.operand(self.path_of(uid)))?;
-        Ok(())
+        let refresh = self.lvm.command("lvchange").arg("--refresh");
+        let refresh = refresh.operand(self.path_of(uid));
+        self.by_own(|lvm| lvm.run(&refresh)).map(drop)
     }
 
     /// Returns how LVM names a volume: `group/volume`.
@@ -183,7 +226,7 @@ impl VolumeGroup {
         add: &[String],
         remove: &[String],
     ) -> Result<(), Cause> {
-        let mut command = self.lvm.command("lvchange")?;
+        let mut command = self.lvm.command("lvchange");
         for tag in remove.iter().filter(|tag| !add.contains(tag)) {
             command = command.option("--deltag", tag.as_str());
         }
@@ -263,7 +306,7 @@ impl VolumeGroup {
             result => result,
         };
         let device = device.map_err(failed("open the device", uid))?;
-        Ok((device, volume.into_image()))
+        Ok((device, volume.into_image(self.sector_size)))
     }
 }
 
@@ -273,10 +316,98 @@ fn device_of(system: &dyn System, volume: &LogicalVolume) -> io::Result<Option<M
     Ok(all.into_iter().find(|device| is_of(device, volume)))
 }
 
-/// Whether a device is that of a logical volume.
+/// Whether a device is that of a logical volume, and not that of its copy in another group.
 fn is_of(device: &MappedDevice, volume: &LogicalVolume) -> bool {
-    let uuid: String = volume.uuid.chars().filter(|c| *c != '-').collect();
-    let found = device.mapping.uuid.as_deref();
-    let found = found.and_then(|it| it.strip_prefix(LOGICAL_VOLUME));
-    found.is_some_and(|found| found.ends_with(&uuid))
+    device.mapping.uuid.as_deref() == Some(volume.uuid.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        encryption::EncryptionState,
+        image::identity::tests::identity,
+        system::{DeviceNumber, MappingName},
+    };
+
+    fn row(name: &str, origin: &str, cache: &str) -> VolumeRow {
+        VolumeRow {
+            name: name.to_owned(),
+            uuid: "own---1".to_owned(),
+            group_uuid: "gro-up1".to_owned(),
+            size: "4194304".to_owned(),
+            tags: State::Made.tag(),
+            open: String::new(),
+            origin: origin.to_owned(),
+            cache: cache.to_owned(),
+            change: "1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_device_of_a_volume_has_the_uuids_of_its_group_and_of_itself() {
+        let volumes = LogicalVolume::all_of(&[row("cistern-a", "", "")]).unwrap();
+        let device = |uuid: Option<&str>| MappedDevice {
+            number: DeviceNumber::default(),
+            mapping: MappingName {
+                name: "copy-cistern--a".to_owned(),
+                uuid: uuid.map(str::to_owned),
+            },
+            is_suspended: false,
+        };
+        for (uuid, expected) in [
+            (Some("LVM-group1own1"), true),
+            // A copy of the group, a part of the volume, and devices of others.
+            (Some("LVM-group2own1"), false),
+            (Some("LVM-group1own1-real"), false),
+            (Some("LVM-own1"), false),
+            (Some("CRYPT-LUKS2-group1own1"), false),
+            (None, false),
+        ] {
+            assert_eq!(is_of(&device(uuid), &volumes[0]), expected, "{uuid:?}");
+        }
+    }
+
+    #[test]
+    fn an_encrypted_volume_has_the_sectors_of_its_mapping_and_any_other_those_of_the_disks() {
+        for (encryption, expected) in [(None, 512), (Some(EncryptionState::Complete), 4096)] {
+            let identity = Identity {
+                encryption,
+                ..identity()
+            };
+            let row = VolumeRow {
+                tags: tags::of_volume(&identity).unwrap().join(","),
+                ..row("cistern-a", "", "")
+            };
+            let volume = LogicalVolume::all_of(&[row]).unwrap().remove(0);
+            assert_eq!(volume.identity, Some(identity));
+            assert_eq!(volume.into_image(512).sector_size, expected);
+        }
+    }
+
+    #[test]
+    fn a_volume_is_not_removed_while_something_is_made_of_it() {
+        let rows = [
+            row("cistern-a", "", ""),
+            row("by-hand", "cistern-a", ""),
+            row("data", "", ""),
+            row("of-data", "data", ""),
+            row("cistern-b", "[cistern-b_corig]", "[fast_cvol]"),
+            row("cistern-c", "", ""),
+        ];
+        let volumes = LogicalVolume::all_of(&rows).unwrap();
+        let why = volumes.iter().map(|it| {
+            let refused = it.refuse_dependents().err();
+            refused.map(|error| error.to_string())
+        });
+        let why: Vec<_> = why.collect();
+        let refused = |uid: &str, name: &str| {
+            Some(format!(
+                "image {uid} is still the origin of {name}, a snapshot or a cache that was made with LVM: remove that on the node \
+                 first"
+            ))
+        };
+        let expected = [refused("a", "by-hand"), refused("b", "fast_cvol"), None];
+        assert_eq!(why, expected);
+    }
 }

@@ -78,10 +78,10 @@ impl dyn Engine + '_ {
         self.check().map_err(image::Error::from)?;
         let (system, image, staging) = (self.system(), request.image, request.staging);
         if let Some(mount) = mounted_at(system, staging)? {
-            return conflict(&mount, Some(Difference::Filesystem)).map(|()| Staged::default());
+            return conflict(&mount, Some(Difference::Filesystem)).map(|()| Staged::whole());
         }
         if staged(system, image, staging)?.is_some() {
-            return Ok(Staged::default());
+            return Ok(Staged::whole());
         }
         self.mount_node(request).inspect_err(|_| {
             if let Err(error) = remove_node(system, image, staging) {
@@ -105,7 +105,7 @@ impl dyn Engine + '_ {
             return Err(image::Error::IdentityConflict { uid, why }.into());
         }
         self.refuse_closing(uid)?;
-        let not_reallocated = self.reallocate(uid).err();
+        let allocated = self.reallocate_for_stage(uid);
         let place = node_place(system, uid, request.staging)?;
         let prepare = || {
             place.make_file()?;
@@ -127,7 +127,7 @@ impl dyn Engine + '_ {
         };
         mount_node().map_err(failed("mount the device at", place.path()))?;
         Ok(Staged {
-            not_reallocated,
+            allocated,
             not_grown: None,
         })
     }

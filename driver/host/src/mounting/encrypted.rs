@@ -3,12 +3,15 @@
 use std::{io, os::fd::BorrowedFd};
 
 use crate::{
-    attached::Attached,
+    attached::{Attached, wait_until_unmapped},
     base_device::BaseDevice,
+    cause::Cause,
     encryption::{HeaderConflict, Lifetime, Mapping, MappingOptions, Unlock, header},
     engine::Engine,
     id::Uid,
     image::{Error, failed},
+    root::Root,
+    volume_device,
 };
 
 /// An encrypted volume with its devices.
@@ -81,6 +84,31 @@ impl dyn Engine + '_ {
             }
             Some(Err(cause)) => Err(failed("find the mapping", uid)(cause)),
         }
+    }
+}
+
+impl Root {
+    /// Removes the mapping of a volume that is at no path, as far as this process sees: an interrupted stage has left it, with
+    /// the key. Does nothing for a volume without a mapping. Fails if the mapping cannot be removed.
+    pub fn detach_idle(&self, image: &Uid) -> Result<(), super::Error> {
+        let system = &*self.system;
+        if !self.mount_points_of(image)?.is_empty() {
+            return Ok(());
+        }
+        let detach = || -> Result<(), Cause> {
+            for device in volume_device::of(system, image)? {
+                // One that nothing uses any more goes away in a moment.
+                if wait_until_unmapped(system, device.number).is_ok() {
+                    continue;
+                }
+                let attached = Attached::open(system, device.number, image)?;
+                if let Some(attached) = attached.filter(Attached::is_mapped) {
+                    attached.detach(system)?;
+                }
+            }
+            Ok(())
+        };
+        Ok(detach().map_err(failed("detach the idle device", image))?)
     }
 }
 

@@ -64,7 +64,7 @@ impl dyn Engine + '_ {
             return Ok(self.grow_staged(&place, &attached, unbound, request));
         }
         self.refuse_closing(request.image)?;
-        let not_reallocated = self.reallocate(request.image).err();
+        let allocated = self.reallocate_for_stage(request.image);
         let system = self.system();
         let parameters =
             request
@@ -82,7 +82,7 @@ impl dyn Engine + '_ {
             .and_then(attach)?;
         verify_staged(&place, attached.number(), request)?;
         Ok(Staged {
-            not_reallocated,
+            allocated,
             ..self.grow_staged(&place, &attached, unbound, request)
         })
     }
@@ -115,7 +115,7 @@ impl dyn Engine + '_ {
         request: &StageRequest<'_>,
     ) -> Staged {
         if request.read_only {
-            return Staged::default();
+            return Staged::whole();
         }
         let (system, uid) = (self.system(), request.image);
         let keys = request.unlock.map(|unlock| unlock.keys);
@@ -126,7 +126,7 @@ impl dyn Engine + '_ {
         let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
         Staged {
             not_grown,
-            not_reallocated: None,
+            ..Staged::whole()
         }
     }
 

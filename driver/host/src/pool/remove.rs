@@ -1,7 +1,8 @@
 //! Removes a pool from a host.
 //!
-//! *Invariant:* nothing is removed while the pool contains an image, and a device is never changed. A former
-//! disk is asked itself for its images: the kernel may still list those of a dead one, from its memory.
+//! *Invariant:* nothing is removed while the pool contains an image, or a copy of a volume that moves, and a device is
+//! never changed. A former disk is asked itself for its images: the kernel may still list those of a dead one, from its
+//! memory.
 
 use std::{
     io,
@@ -16,7 +17,7 @@ use crate::{id::Uid, mount_target::MountTarget, root::Root, stray, system::OFlag
 impl Root {
     /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`]
     /// of it must have been dropped, because an open one keeps it mounted. Idempotent. Fails if
-    /// images or foreign files remain, or if a step fails.
+    /// images, copies of volumes that move, or foreign files remain, or if a step fails.
     ///
     /// [`Pool`]: super::Pool
     pub fn remove_pool(
@@ -116,9 +117,12 @@ impl Root {
         let pool = self.open_pool(declaration, expectation)?;
         let list = failed(format!("list the images of pool {pool}"));
         let count = || -> io::Result<usize> {
-            let images = self.system.list(pool.images.as_fd())?;
-            let strays = stray::at_root(&*self.system, pool.directory(), &pool.path())?;
-            Ok(images.len() + pool.closed_names()?.len() + pool.trashed()?.len() + strays.len())
+            let system = &*self.system;
+            let images = system.list(pool.images.as_fd())?;
+            let strays = stray::outside_of_images(system, pool.directory(), &pool.path())?;
+            let copies = pool.count_copies_of_moves()?;
+            let kept = pool.closed_names()?.len() + pool.trashed()?.len() + copies;
+            Ok(images.len() + kept + strays.len())
         };
         match count().map_err(list)? {
             0 => Ok(()),

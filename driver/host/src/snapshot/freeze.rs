@@ -1,16 +1,15 @@
 //! Freezes filesystems while they are cloned.
 //!
 //! One thread per filesystem freezes it, waits, and thaws it when it is released or when the time
-//! limit is reached. A panic of the owner of the [`Freeze`] releases it, too. FIFREEZE cannot be
-//! cancelled: the caller stops waiting for a freeze that takes too long, and the thread thaws the
-//! filesystem as soon as the call returns. A process that shuts down waits for the thaw
-//! ([`Root::end_freezes`]); [`Root::thaw_all`] thaws the filesystems that a killed process left
-//! frozen.
+//! limit is reached. FIFREEZE cannot be cancelled: the caller stops waiting for a freeze that takes
+//! too long, and the thread thaws the filesystem as soon as the call returns. A process that shuts
+//! down waits for the thaw ([`Root::end_freezes`]); [`Root::thaw_left_frozen`] thaws the filesystems
+//! that a killed process left frozen.
 //!
 //! *Invariants:* this module thaws what it freezes. [`Freeze::end`] succeeds only if all
 //! filesystems were frozen from before [`Freeze::begin`] returned until `end` was called.
 //!
-//! [`Root::thaw_all`]: crate::Root::thaw_all
+//! [`Root::thaw_left_frozen`]: crate::Root::thaw_left_frozen
 //! [`Root::end_freezes`]: crate::Root::end_freezes
 
 use std::{
@@ -106,7 +105,7 @@ impl Freeze {
         until: Instant,
         report: &Sender<(Uid, Report)>,
     ) -> Result<(), Error> {
-        let guard = root.freezes.begin().ok_or_else(|| {
+        let guard = root.freezes.begin(image).ok_or_else(|| {
             let why = "the process is shutting down: the next one tries again";
             failed("freeze the filesystem", image)(io::Error::other(why))
         })?;

@@ -1,6 +1,6 @@
 //! One member of a group of snapshots, before and after the clone.
 
-use std::io;
+use std::{io, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_types::Bytes;
@@ -14,7 +14,7 @@ use crate::image::{
 pub(super) struct Prepared<'a> {
     member: &'a Member<'a>,
     pub(super) source: Reading,
-    extents: u64,
+    pub(super) extents: u64,
     identity: Identity,
     image: Unfinished<'a>,
 }
@@ -43,6 +43,16 @@ impl<'a> Prepared<'a> {
             identity,
             image,
         })
+    }
+
+    /// How long the clone blocks the writers of the source.
+    pub(super) fn stall(&self) -> Duration {
+        self.member.pool.extent_cost.of(self.extents)
+    }
+
+    /// The longest time for which cloning may block the writers of the source; none for no limit.
+    pub(super) fn stall_limit(&self) -> Option<Duration> {
+        self.member.request.extent_limits.stall
     }
 
     /// Clones the source.

@@ -1,44 +1,91 @@
 //! Thaws filesystems that a killed process left frozen.
+//!
+//! *Invariants:* a filesystem that hangs delays no other, and costs one thread, however often it is tried. What this process
+//! has frozen is not thawed here.
 
-use std::os::fd::AsFd as _;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::AsFd as _,
+    sync::mpsc::Receiver,
+    time::{Duration, Instant},
+};
 
-use super::{Error, attachment::open_mounted};
+use super::attachment::open_mounted;
 use crate::{
     id::Uid,
-    image::failed,
+    image::{Error, failed},
+    pool,
     root::Root,
-    volume_device::{self, VolumeDevice},
+    system::DeviceNumber,
+    volume_device,
 };
 
 impl Root {
-    /// Thaws the filesystem of every image that has a mount visible to this process, and returns
-    /// the images that were frozen. Call this when a process starts, before anything is unmounted:
-    /// a filesystem that is frozen and no longer mounted cannot be thawed. If one fails, thaws the
-    /// others and then returns the first error.
-    pub fn thaw_all(&self) -> Result<Vec<Uid>, Error> {
-        let all = volume_device::list(&*self.system)
-            .map_err(crate::pool::failed("list the devices of volumes"))
-            .map_err(crate::image::Error::from)?;
-        let mut thawed = Vec::new();
-        let mut result = Ok(());
-        for device in all {
-            match self.thaw(&device) {
-                Ok(true) => thawed.push(device.image),
-                Ok(false) => {}
-                // Continues with the others.
-                Err(error) => result = result.and(Err(error)),
+    /// Thaws the filesystem of each chosen image that has a mount visible to this process. Returns whether it was frozen, or
+    /// why it may still be: it cannot be thawed, or does not answer within the limit. One that does not answer is thawed once
+    /// it does. Fails if the devices of the volumes cannot be listed.
+    ///
+    /// Call this when a process starts, before anything is unmounted: a filesystem that is frozen and no longer mounted
+    /// cannot be thawed.
+    pub fn thaw_left_frozen(
+        &self,
+        limit: Duration,
+        is_chosen: impl Fn(&Uid) -> bool,
+    ) -> Result<BTreeMap<Uid, Result<bool, Error>>, Error> {
+        let until = Instant::now() + limit;
+        let listed = volume_device::list(&*self.system);
+        let mut volumes = BTreeMap::<Uid, Vec<DeviceNumber>>::new();
+        for device in listed.map_err(pool::failed("list the devices of volumes"))? {
+            if is_chosen(&device.image) {
+                let devices = volumes.entry(device.image).or_default();
+                devices.push(device.number);
             }
         }
-        result.map(|()| thawed)
+        let begun = volumes.into_iter().map(|(image, devices)| {
+            let answer = self.begin_to_thaw(&image, devices);
+            (image, answer)
+        });
+        // Every one is begun before the first answer is waited for.
+        let begun: Vec<_> = begun.collect();
+        let answers = begun.into_iter().map(|(image, answer)| {
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = answer.and_then(|answer| answer.recv_timeout(left).ok());
+            let answer = answer.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
+            let answer = answer.map_err(failed("thaw the filesystem", &image));
+            (image, answer)
+        });
+        Ok(answers.collect())
     }
 
-    fn thaw(&self, device: &VolumeDevice) -> Result<bool, Error> {
-        let (system, image) = (&*self.system, &device.image);
-        let failed = || failed("thaw the filesystem", image);
-        let Some(inside) = open_mounted(system, device.number).map_err(failed())? else {
+    /// Begins to thaw the filesystem of a volume. None while an earlier attempt, or the sync before a freeze, has not ended.
+    fn begin_to_thaw(
+        &self,
+        image: &Uid,
+        devices: Vec<DeviceNumber>,
+    ) -> Option<Receiver<io::Result<bool>>> {
+        let (root, uid) = (self.clone(), image.clone());
+        let thaw = move || -> io::Result<bool> {
+            // All are tried, and the first error counts.
+            let tried: Vec<_> = devices
+                .iter()
+                .map(|device| root.thaw(*device, &uid))
+                .collect();
+            let thawed: Vec<bool> = tried.into_iter().collect::<io::Result<_>>()?;
+            Ok(thawed.contains(&true))
+        };
+        self.begin_to_ask(image.as_str().as_ref(), Duration::ZERO, thaw)
+    }
+
+    /// Thaws the filesystem of a device, and returns whether it was frozen. Fails if this process is freezing it.
+    fn thaw(&self, device: DeviceNumber, image: &Uid) -> io::Result<bool> {
+        let Some(inside) = open_mounted(&*self.system, device)? else {
             return Ok(false);
         };
-        let was_frozen = system.thaw(inside.as_fd()).map_err(failed())?;
+        if self.freezes.has(image) {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let was_frozen = self.system.thaw(inside.as_fd())?;
         if was_frozen {
             tracing::warn!(%image, "thawed a filesystem that an earlier process left frozen");
         }

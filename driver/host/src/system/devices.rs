@@ -172,6 +172,9 @@ pub trait Devices {
     /// Counts the failed requests of a block device, or of the disk of a partition, since the
     /// kernel detected it; none when its driver does not count them. (SCSI and ATA do.)
     fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>>;
+    /// Returns the bytes of a logical sector of a block device, or of the disk of a partition; none when it does not exist.
+    /// Does not open it.
+    fn sector_size(&self, device: DeviceNumber) -> io::Result<Option<u32>>;
     /// Lists the block devices built on a block device: an array, a mapping, a cache.
     fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>>;
     /// Returns the stable identity of a block device, independent of its name and number: the

@@ -306,6 +306,10 @@ impl Devices for FailAt {
         self.next()?.device_errors(device)
     }
 
+    fn sector_size(&self, device: DeviceNumber) -> io::Result<Option<u32>> {
+        self.next()?.sector_size(device)
+    }
+
     fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>> {
         self.next()?.holders(device)
     }

@@ -149,11 +149,23 @@ pub(super) fn is_read_only(device: DeviceNumber) -> io::Result<bool> {
 
 /// Counts the failed requests of a block device, or of the disk of a partition.
 pub(super) fn device_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
-    // The directory of a partition is inside that of its disk, which has the counter.
+    number_of_disk(device, "device/ioerr_cnt")
+}
+
+/// Returns the bytes of a logical sector of a block device, or of the disk of a partition.
+pub(super) fn sector_size(device: DeviceNumber) -> io::Result<Option<u32>> {
+    let size = number_of_disk(device, "queue/logical_block_size")?;
+    size.map(u32::try_from)
+        .transpose()
+        .map_err(io::Error::other)
+}
+
+/// Reads an attribute of a block device, or of the disk of a partition, that is a number; none if it does not exist.
+fn number_of_disk(device: DeviceNumber, attribute: &str) -> io::Result<Option<u64>> {
+    // The directory of a partition is inside that of its disk, which has the attribute.
     for disk in ["", "/.."] {
-        let path = format!("/sys/dev/block/{device}{disk}/device/ioerr_cnt");
-        if let Some(count) = number(&path)? {
-            return Ok(Some(count));
+        if let Some(found) = number(&format!("/sys/dev/block/{device}{disk}/{attribute}"))? {
+            return Ok(Some(found));
         }
     }
     Ok(None)

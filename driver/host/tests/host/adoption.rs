@@ -34,7 +34,7 @@ fn returned(pool: &PoolDeclaration) -> PoolDeclaration {
 fn volume(pool: &Pool) -> cistern_host::Image {
     let size = Bytes::mib(16);
     let request = request("a", size, FilesystemType::Ext4, Provisioning::Thin);
-    must(pool.create_image(&request))
+    must(pool.new_image(&request))
 }
 
 /// Names in the folder of the pools.

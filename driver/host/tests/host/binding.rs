@@ -71,8 +71,8 @@ fn r16_staging_on_a_hanging_disk_does_not_delay_volumes_of_another_pool() {
         name: "other".to_owned(),
         ..image_pool(POOL_SIZE)
     });
-    let hung = must(hanging.create_image(&small(&machine, "hung")));
-    let free = must(other.create_image(&small(&machine, "free")));
+    let hung = must(hanging.new_image(&small(&machine, "hung")));
+    let free = must(other.new_image(&small(&machine, "free")));
     let staging = ["of-hung", "of-free"].map(|name| machine.staging(name));
     // Its metadata is cached from now on, so its stage waits only when a device is bound to it.
     let file = machine.mount_point(&declaration).join("images");
@@ -113,7 +113,7 @@ fn volumes_that_are_staged_concurrently_have_a_device_each() {
     let names: Vec<_> = (0..AT_ONCE).map(|number| format!("v{number}")).collect();
     let images: Vec<_> = names
         .iter()
-        .map(|name| must(pool.create_image(&small(&machine, name))))
+        .map(|name| must(pool.new_image(&small(&machine, name))))
         .collect();
     let stagings: Vec<_> = names.iter().map(|name| machine.staging(name)).collect();
     let start = Barrier::new(AT_ONCE);

@@ -42,7 +42,7 @@ impl<'a> Device<'a> {
         Self {
             machine,
             pool,
-            image: must(pool.create_image(&request)),
+            image: must(pool.new_image(&request)),
             staging: machine.staging(name),
         }
     }
@@ -257,7 +257,7 @@ fn nsv_08_a_volume_is_staged_only_with_its_own_access_type() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
-    let with_filesystem = must(pool.create_image(&request(
+    let with_filesystem = must(pool.new_image(&request(
         "b",
         Bytes::mib(64),
         FilesystemType::Ext4,

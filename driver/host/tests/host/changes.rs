@@ -30,6 +30,7 @@ use crate::{
         Machine, POOL_SIZE, chain, eventually, image_path, image_pool, known, must, open_new,
         request, root, run, uid,
     },
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 
@@ -85,7 +86,7 @@ impl<'a> Volume<'a> {
             filesystem: None,
             ..request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin)
         };
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let mut options = fs::OpenOptions::new();
         let file = options
             .read(true)

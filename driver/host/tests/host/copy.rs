@@ -69,7 +69,7 @@ fn block(name: &str, size: Bytes) -> ImageRequest {
 
 /// A raw block volume of 8 MiB with 3 MiB of data at 1 MiB and a block at the end, and its snapshot.
 fn written(machine: &Machine, pool: &Pool) -> Image {
-    let image = must(pool.create_image(&block("a", Bytes::mib(8))));
+    let image = must(pool.new_image(&block("a", Bytes::mib(8))));
     let path = image_path(machine, &image.uid);
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     let data: Vec<u8> = (0..3 << 20)
@@ -87,7 +87,7 @@ fn a_volume_that_is_made_from_a_copy_has_the_files_and_the_size_and_leaves_no_co
         let machine = Machine::new();
         let (pool, other) = (open_new(&machine), open_target(&machine));
         let thin = request("a", SIZE, filesystem, Provisioning::Thin);
-        let image = must(pool.create_image(&thin));
+        let image = must(pool.new_image(&thin));
         let staging = machine.staging("source");
         must(pool.stage(&Volume::new(&image).stage(&staging)));
         fs::write(staging.join("file"), "kept").unwrap();
@@ -103,7 +103,7 @@ fn a_volume_that_is_made_from_a_copy_has_the_files_and_the_size_and_leaves_no_co
         let thick = request("b", Bytes::mib(400), filesystem, Provisioning::Thick);
         let volume = from(&snapshot, thick);
         copy(&pool, &snapshot, &other, &volume);
-        let made = must(other.create_image(&volume));
+        let made = must(other.new_image(&volume));
         assert!(must(other.is_received(&volume.uid, &snapshot.uid)));
         let restored = machine.staging("restored");
         must(other.stage(&Volume::new(&made).stage(&restored)));
@@ -173,7 +173,7 @@ fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
     let incoming = must(other.receive(&request));
     for result in [
         other.receive(&request).map(drop),
-        other.create_image(&volume).map(drop),
+        other.new_image(&volume).map(drop),
         other.remove_image(&volume.uid),
     ] {
         let error = result.unwrap_err();
@@ -181,7 +181,7 @@ fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
     }
     drop(incoming);
     assert!(!must(other.is_received(&volume.uid, &snapshot.uid)));
-    let error = other.create_image(&volume).unwrap_err();
+    let error = other.new_image(&volume).unwrap_err();
     assert!(matches!(error, Error::SourceMissing { .. }), "{error}");
     assert_eq!(must(other.incoming())[0].volume, volume.uid);
     assert_eq!(must(other.images()), []);
@@ -192,7 +192,10 @@ fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
         .iter()
         .find(|pool| pool.name.as_deref() == Some("target"));
     let listed = listed.unwrap();
-    assert_eq!(listed.temporary, [copy_path(&machine, &volume)]);
+    assert_eq!(listed.incoming, must(other.incoming()));
+    assert!(!listed.incoming[0].is_of_move());
+    assert_eq!(listed.incoming[0].file_name(), volume.uid.as_str());
+    assert_eq!(listed.temporary, [] as [PathBuf; 0]);
     assert_eq!(listed.strays, []);
 
     must(other.remove_image(&volume.uid));

@@ -18,6 +18,7 @@ use crate::{
     harness::{
         Machine, Volume, image_path, must, open_new, released, request as request_of, run, unstage,
     },
+    logical::UNSEEN,
     scenario::Volumes as _,
 };
 
@@ -34,7 +35,7 @@ impl Used {
         let machine = Machine::new();
         let pool = open_new(&machine);
         let request = request_of("a", Bytes::mib(300), filesystem, Provisioning::Thin);
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let staging = machine.staging("globalmount");
         let used = Self {
             machine,
@@ -209,10 +210,10 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
             Provisioning::Thin,
         )
     };
-    let error = used.pool.create_image_checking(&copy, Checking::Later);
+    let error = used.pool.create(&copy, Checking::Later, UNSEEN);
     let error = error.unwrap_err();
     assert!(matches!(error, image::Error::CheckNeeded { .. }), "{error}");
-    must(used.pool.create_image(&copy));
+    must(used.pool.new_image(&copy));
 }
 
 #[test]

@@ -9,8 +9,9 @@ use std::{
     path::PathBuf,
 };
 
-use crate::harness::{
-    Machine, allocated, device_pool, eventually, known, must, request, run, unmount,
+use crate::{
+    harness::{Machine, allocated, device_pool, eventually, known, must, request, run, unmount},
+    scenario::Volumes as _,
 };
 use cistern_host::{Expectation, pool::Error};
 use cistern_types::{Bytes, FilesystemType, Provisioning};
@@ -143,7 +144,7 @@ fn the_first_blank_device_is_used_and_found_again_under_another_name() {
     must(pool.check());
     let size = Bytes::mib(64);
     let image = request("a", size, FilesystemType::Ext4, Provisioning::Thick);
-    let image = must(pool.create_image(&image));
+    let image = must(pool.new_image(&image));
     let expectation = known(&pool);
     // A mounted pool is adopted by an agent that has no record of it.
     drop(pool);

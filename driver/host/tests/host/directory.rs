@@ -95,7 +95,7 @@ fn a_pool_in_a_directory_is_found_after_a_reboot_grows_and_is_removed() {
         FilesystemType::Ext4,
         Provisioning::Thin,
     );
-    let image = must(pool.create_image(&small));
+    let image = must(pool.new_image(&small));
     must(pool.check());
     assert!(
         file.exists()
@@ -220,7 +220,7 @@ fn a_pool_is_not_created_in_a_pool_or_a_volume() {
             Provisioning::Thin,
         );
         let uid = machine.uid(filesystem.as_str());
-        let image = must(pool.create_image(&cistern_host::ImageRequest { uid, ..volume }));
+        let image = must(pool.new_image(&cistern_host::ImageRequest { uid, ..volume }));
         let at = machine.staging(filesystem.as_str());
         must(pool.stage(&crate::harness::Volume::new(&image).stage(&at)));
         let root = machine.root().allowing([at.clone()]);

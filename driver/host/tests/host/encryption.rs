@@ -21,7 +21,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::{
     harness::{
         Machine, Probes as _, Volume, allocated, eventually, has_loops, image_path, must, open_new,
-        request, run, unstage,
+        released, request, run, unstage,
     },
     health_volume::subject,
     scenario::Volumes as _,
@@ -148,14 +148,14 @@ fn an_encrypted_volume_is_formatted_when_its_key_arrives_and_opens_with_it_from_
             filesystem,
             Provisioning::Thin,
         );
-        let image = must(pool.create_image(&wanted));
+        let image = must(pool.new_image(&wanted));
         assert_eq!(image.encryption(), Some(EncryptionState::Unformatted));
         assert_eq!(
             (image.size, image.file_size()),
             (SIZE, Bytes(SIZE.0 + HEADER.0))
         );
         assert_eq!(
-            must(pool.create_image(&wanted)),
+            must(pool.new_image(&wanted)),
             image,
             "a repeated call changes nothing"
         );
@@ -208,7 +208,7 @@ fn an_encrypted_volume_is_formatted_when_its_key_arrives_and_opens_with_it_from_
 fn an_encrypted_raw_block_volume_gives_a_device_whose_data_only_its_key_opens() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&raw(&machine)));
+    let image = must(pool.new_image(&raw(&machine)));
     let (staging, target) = (machine.staging("raw"), machine.path("kubelet/target"));
     let (root, mine) = (machine.root(), keys(b'a'));
     let no_key = stage_block(&pool, &image, None, &staging);
@@ -265,7 +265,7 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
         let machine = Machine::new();
         let pool = open_new(&machine);
         let source =
-            must(pool.create_image(&encrypted(&machine, "a", filesystem, Provisioning::Thin)));
+            must(pool.new_image(&encrypted(&machine, "a", filesystem, Provisioning::Thin)));
         let (live, first) = (machine.staging("live"), keys(b'a'));
         must(stage(&pool, &source, &first, &live));
         fs::write(live.join("file"), CANARY).unwrap();
@@ -282,14 +282,14 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
             encryption: None,
             ..encrypted(&machine, "plain", filesystem, Provisioning::Thin)
         };
-        let refused = pool.create_image(&from(&taken, plain)).unwrap_err();
+        let refused = pool.new_image(&from(&taken, plain)).unwrap_err();
         assert!(refused.to_string().contains("encrypted"), "{refused}");
 
         let larger = ImageRequest {
             size: Bytes::mib(400),
             ..encrypted(&machine, "b", filesystem, Provisioning::Thin)
         };
-        let clone = must(pool.create_image(&from(&taken, larger)));
+        let clone = must(pool.new_image(&from(&taken, larger)));
         let staging = machine.staging("clone");
         let other = stage(&pool, &clone, &keys(b'b'), &staging);
         let Err(Error::Image(image::Error::WrongKey { .. })) = other else {
@@ -337,7 +337,7 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
 fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_it_is_staged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&encrypted(
+    let image = must(pool.new_image(&encrypted(
         &machine,
         "a",
         FilesystemType::Xfs,
@@ -385,11 +385,44 @@ fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
+fn the_mapping_that_an_interrupted_stage_has_left_is_removed_and_one_in_use_is_not() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.new_image(&encrypted(
+        &machine,
+        "a",
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )));
+    let staging = machine.staging("a");
+    must(stage(&pool, &image, &keys(b'a'), &staging));
+    must(machine.root().detach_idle(&image.uid));
+    fs::write(staging.join("file"), "data").unwrap();
+    unstage(&machine, &image.uid, &staging);
+
+    // A process that was killed before it mounted anything.
+    let (path, secret) = (image_path(&machine, &image.uid), machine.path("key"));
+    fs::write(&secret, [b'a'; 32]).unwrap();
+    let name = format!("cistern-{}", image.uid);
+    let bound = run("losetup", &["--find", "--show", path.to_str().unwrap()]);
+    let open = ["open", "--type", "luks2", "--disable-locks", "--key-file"];
+    let operands = [secret.to_str().unwrap(), bound.trim(), &name];
+    run("cryptsetup", &[&open[..], &operands].concat());
+    run("losetup", &["--detach", bound.trim()]);
+    must(machine.root().unstage(&staging));
+    // That of the pool, and that of the image.
+    has_loops(&machine, 2);
+    must(machine.root().detach_idle(&image.uid));
+    released(&machine, &image.uid);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
 fn a_thick_encrypted_volume_is_allocated_in_full_once_it_is_complete() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let wanted = encrypted(&machine, "a", FilesystemType::Ext4, Provisioning::Thick);
-    let image = must(pool.create_image(&wanted));
+    let image = must(pool.new_image(&wanted));
     // The identity takes a block where it is too long for the inode.
     assert!(allocated(&image_path(&machine, &image.uid)) <= 4096);
     let staging = machine.staging("a");
@@ -409,7 +442,7 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
         Err(Error::Image(image::Error::EncryptionConflict { why, .. })) => why,
         result => panic!("{result:?}"),
     };
-    let image = must(pool.create_image(&encrypted(
+    let image = must(pool.new_image(&encrypted(
         &machine,
         "a",
         FilesystemType::Ext4,
@@ -422,7 +455,7 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
     assert_eq!(conflict(&image), HeaderConflict::NotBlank);
     assert!(has_canary(&machine, &image));
 
-    let other = must(pool.create_image(&encrypted(
+    let other = must(pool.new_image(&encrypted(
         &machine,
         "b",
         FilesystemType::Ext4,
@@ -438,13 +471,13 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
     assert_eq!(conflict(&other), HeaderConflict::Missing);
 
     let plain = request("c", SIZE, FilesystemType::Ext4, Provisioning::Thin);
-    let plain = must(pool.create_image(&plain));
+    let plain = must(pool.new_image(&plain));
     assert_eq!(conflict(&plain), HeaderConflict::NotEncrypted);
     let block = ImageRequest {
         encryption: None,
         ..raw(&machine)
     };
-    let block = must(pool.create_image(&block));
+    let block = must(pool.new_image(&block));
     let refused = stage_block(&pool, &block, Some(&mine), &staging).unwrap_err();
     assert!(refused.to_string().contains("not encrypted"), "{refused}");
     has_loops(&machine, 1);

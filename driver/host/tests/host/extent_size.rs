@@ -10,6 +10,7 @@ use cistern_types::{Bytes, ExtentSize, FilesystemType, Provisioning};
 
 use crate::{
     harness::{Machine, image_path, linux, must, open_new, request, run},
+    scenario::Volumes as _,
     snapshot::from,
 };
 
@@ -54,8 +55,8 @@ fn extents(pool: &Pool, image: &Image) -> u64 {
 fn scattered_writes_to_an_image_with_an_extent_size_make_few_extents() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let plain = must(pool.create_image(&volume("a", None)));
-    let hinted = must(pool.create_image(&volume("b", Some(ExtentSize::Mib1))));
+    let plain = must(pool.new_image(&volume("a", None)));
+    let hinted = must(pool.new_image(&volume("b", Some(ExtentSize::Mib1))));
     for image in [&plain, &hinted] {
         write_scattered(&machine, image);
     }
@@ -71,13 +72,13 @@ fn an_extent_size_holds_for_new_images_clones_and_after_growth() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     for (number, size) in ExtentSize::ALL.into_iter().enumerate() {
-        let image = must(pool.create_image(&volume(&format!("{number}"), Some(size))));
+        let image = must(pool.new_image(&volume(&format!("{number}"), Some(size))));
         assert_eq!(hint(&machine, &image), size.bytes().0.to_string());
     }
-    let source = must(pool.create_image(&volume("source", None)));
+    let source = must(pool.new_image(&volume("source", None)));
     write_scattered(&machine, &source);
     let wanted = from(&source, volume("clone", Some(ExtentSize::Kib256)));
-    let clone = must(pool.create_image(&wanted));
+    let clone = must(pool.new_image(&wanted));
     assert_eq!(hint(&machine, &clone), "262144");
     assert_eq!(hint(&machine, &source), "0");
     let (original, copy) = (

@@ -15,6 +15,7 @@ use std::{
 
 use cistern_host::{
     Expectation, Uid,
+    copy::IncomingCopy,
     system::{FailAt, Fault, OFlags},
 };
 use cistern_types::Bytes;
@@ -105,10 +106,10 @@ fn digest(machine: &Machine) -> String {
         let discarded: Vec<_> = pool.discarded.iter().map(|it| &it.image.uid).collect();
         let is_mounted = pool.filesystem_uuid.is_some();
         let (uid, has_file) = (&pool.uid, pool.has_file);
-        format!(
-            "{uid} {closed:?} {discarded:?} {is_mounted} {has_file} {images:?} {:?} {:?}",
-            pool.temporary, pool.strays
-        )
+        let incoming = pool.incoming.iter().map(IncomingCopy::file_name);
+        let incoming: Vec<_> = incoming.collect();
+        let others = (incoming, &pool.temporary, &pool.strays);
+        format!("{uid} {closed:?} {discarded:?} {is_mounted} {has_file} {images:?} {others:?}")
     });
     let loops = inventory
         .loops
@@ -280,7 +281,7 @@ fn walk(
         }
         if fault == Fault::Error {
             // After an error the agent does not restart, so nothing else thaws.
-            let frozen = must(machine.root().thaw_all());
+            let frozen = scenario::thaw(&machine.root()).unwrap();
             assert_eq!(frozen, [], "{step:?} with an error at call {at}");
         }
         without_fault(machine, step, known);

@@ -37,7 +37,7 @@ pub(crate) fn another_move() -> Uid {
 
 /// A thick volume with ext4.
 fn volume(machine: &Machine, pool: &Pool) -> Image {
-    must(pool.create_image(&ImageRequest {
+    must(pool.new_image(&ImageRequest {
         uid: machine.uid("a"),
         ..request("a", SIZE, FilesystemType::Ext4, Provisioning::Thick)
     }))
@@ -45,7 +45,7 @@ fn volume(machine: &Machine, pool: &Pool) -> Image {
 
 /// A raw block volume.
 fn device(machine: &Machine, pool: &Pool) -> Image {
-    must(pool.create_image(&ImageRequest {
+    must(pool.new_image(&ImageRequest {
         uid: machine.uid("b"),
         filesystem: None,
         ..request("b", SIZE, FilesystemType::Ext4, Provisioning::Thin)
@@ -76,7 +76,7 @@ fn closed_path(machine: &Machine, image: &Uid) -> PathBuf {
 
 /// The error is the typed one, and names the move.
 #[track_caller]
-fn is_moving<T>(result: Result<T, Error>) {
+pub(crate) fn is_moving<T>(result: Result<T, Error>) {
     match result.map(drop).unwrap_err() {
         error @ Error::Moving { .. } => {
             let text = error.to_string();
@@ -200,7 +200,7 @@ fn a_closing_volume_does_not_grow_and_is_neither_reallocated_nor_removed() {
 
     is_moving(pool.grow_image(&image.uid, Bytes::mib(80)));
     is_moving(pool.reallocate(&image.uid));
-    is_moving(pool.provision(&image.uid, Provisioning::Thin, &|_| {}));
+    is_moving(pool.provision(&image.uid, Provisioning::Thin));
     is_moving(pool.remove_image(&image.uid));
     is_moving(pool.discard(&image.uid, chrono::DateTime::UNIX_EPOCH));
     assert!(allocated(&path) < SIZE.0);
@@ -230,12 +230,12 @@ fn a_closed_volume_is_out_of_reach_and_is_counted() {
     let snapshot = snapshot_of(&image, "s");
     match take_snapshot(&machine, &pool, snapshot, Consistency::Crash).unwrap_err() {
         snapshot::Error::Image(error) => is_moving::<()>(Err(error)),
-        error @ (snapshot::Error::FreezeFailed { .. } | snapshot::Error::Stopped(_)) => {
-            panic!("{error}")
-        }
+        error @ (snapshot::Error::FreezeFailed { .. }
+        | snapshot::Error::StallTooLong { .. }
+        | snapshot::Error::Stopped(_)) => panic!("{error}"),
     }
     // No empty volume takes its place.
-    is_moving(pool.create_image(&ImageRequest {
+    is_moving(pool.new_image(&ImageRequest {
         uid: uid.clone(),
         ..request("a", SIZE, FilesystemType::Ext4, Provisioning::Thick)
     }));
@@ -424,6 +424,35 @@ fn an_undone_move_opens_the_volume_with_its_data() {
     must(pool.stage(&volume.stage(&staging)));
     assert_eq!(fs::read(staging.join("file")).unwrap(), b"kept");
     unstage(&machine, uid, &staging);
+}
+
+#[test]
+fn a_closed_volume_that_returns_to_closing_is_closed_again_and_never_attached() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume(&machine, &pool);
+    let (uid, by) = (&image.uid, &the_move());
+    let staging = machine.staging("s");
+    close(&pool, uid);
+    is_moving(pool.return_to_closing(uid, &another_move()));
+    let sent = must(pool.send(uid, 0));
+    let error = pool.return_to_closing(uid, by).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    drop(sent);
+
+    for _ in 0..2 {
+        must(pool.return_to_closing(uid, by));
+    }
+    assert_eq!(must(pool.fence(uid)), Fence::Closing { by: by.clone() });
+    assert_eq!(must(pool.images()), std::slice::from_ref(&image));
+    is_not_attached(pool.stage(&Volume::new(&image).stage(&staging)));
+    is_moving(pool.grow_image(uid, Bytes::mib(80)));
+    must(pool.close(uid, by));
+    assert_eq!(must(pool.fence(uid)), Fence::Closed { by: by.clone() });
+    must(pool.reopen(uid, by));
+    // Nothing is to be done for an open one.
+    must(pool.return_to_closing(uid, by));
+    assert_eq!(must(pool.fence(uid)), Fence::Open);
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn each_filesystem_mounts_at_its_smallest_size_and_at_400_mib_and_again_after_a_
         for size in [filesystem.minimum_size(), Bytes::mib(400)] {
             for provisioning in [Provisioning::Thin, Provisioning::Thick] {
                 let request = request("a", size, filesystem, provisioning);
-                let image = must(pool.create_image(&request));
+                let image = must(pool.new_image(&request));
                 let volume = Volume::new(&image);
                 use_volume(&machine, &pool, &volume, "");
                 // From here on XFS demands 4096-byte alignment for direct I/O on this file.
@@ -58,7 +58,7 @@ fn an_xfs_one_mib_below_the_smallest_size_is_not_made_and_leaves_nothing() {
         .minimum_size()
         .saturating_sub(Bytes::mib(1));
     let error = pool
-        .create_image(&request("a", size, FilesystemType::Xfs, Provisioning::Thin))
+        .new_image(&request("a", size, FilesystemType::Xfs, Provisioning::Thin))
         .unwrap_err();
     assert!(
         crate::harness::chain(&error).contains("mkfs.xfs"),
@@ -90,7 +90,7 @@ fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
                     Provisioning::Thin,
                 )
             };
-            let created = pool.create_image(&request);
+            let created = pool.new_image(&request);
             let image = must(created.inspect_err(|_| eprintln!("{filesystem} {options}")));
             use_volume(&machine, &pool, &Volume::new(&image), "");
             must(pool.remove_image(&image.uid));
@@ -111,7 +111,7 @@ fn npv_14_the_kernel_shows_every_supported_mount_option_unchanged() {
             filesystem,
             Provisioning::Thin,
         );
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let parameters = options::every_parameter(filesystem);
         assert!(parameters.len() > 6);
         let all = parameters.iter().map(String::as_str).chain(attributes);

@@ -5,19 +5,20 @@ use std::{
     fs,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    time::Instant,
+    sync::mpsc,
+    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
 use cistern_host::{
-    BlockStageRequest, Image, ImageRequest, Member, Pool,
+    BlockStageRequest, Image, ImageRequest, Member, Pool, Uid,
     snapshot::{Error, FREEZE_LIMIT},
 };
 use cistern_types::{Consistency, FilesystemType, Provisioning};
 
 use crate::{
-    harness::{Machine, Volume, image_path, must, open_new, request, run},
-    scenario::Volumes as _,
+    harness::{Machine, Volume, chain, eventually, image_path, must, open_new, request, run},
+    scenario::{Volumes as _, thaw},
     snapshot::{SIZE, snapshot_of, take_snapshot},
     stuck_writer::StuckWriter,
 };
@@ -29,7 +30,7 @@ fn staged(
     name: &str,
     filesystem: FilesystemType,
 ) -> (Image, PathBuf) {
-    let image = must(pool.create_image(&request(name, SIZE, filesystem, Provisioning::Thin)));
+    let image = must(pool.new_image(&request(name, SIZE, filesystem, Provisioning::Thin)));
     let staging = machine.staging(name);
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     (image, staging)
@@ -38,7 +39,7 @@ fn staged(
 /// A raw block volume that is staged.
 fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> Image {
     let wanted = request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin);
-    let image = must(pool.create_image(&ImageRequest {
+    let image = must(pool.new_image(&ImageRequest {
         uid: machine.uid(name),
         filesystem: None,
         ..wanted
@@ -67,7 +68,7 @@ fn leaves_no_trace(machine: &Machine, sources: usize, staging: &Path) {
     assert_eq!(pools[0].images.len(), sources, "{:?}", pools[0].images);
     assert!(pools[0].temporary.is_empty(), "{:?}", pools[0].temporary);
     fs::write(staging.join("after"), "after").unwrap();
-    assert_eq!(must(machine.root().thaw_all()), []);
+    assert_eq!(thaw(&machine.root()).unwrap(), []);
 }
 
 #[test]
@@ -203,11 +204,50 @@ fn every_filesystem_left_frozen_is_thawed_and_named() {
         frozen.push(image.uid);
     }
     let _untouched = staged_block(&machine, &pool, "c");
-    let mut thawed = must(machine.root().thaw_all());
+    let mut thawed = thaw(&machine.root()).unwrap();
     thawed.sort();
     frozen.sort();
     assert_eq!(thawed, frozen);
-    assert_eq!(must(machine.root().thaw_all()), []);
+    assert_eq!(thaw(&machine.root()).unwrap(), []);
+}
+
+#[test]
+fn a_filesystem_that_hangs_delays_no_thaw_of_another_and_is_thawed_once_it_answers() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let volumes = ["a", "b"].map(|name| staged(&machine, &pool, name, FilesystemType::Ext4));
+    for (_, live) in &volumes {
+        let inside = fs::File::open(live).unwrap();
+        machine.system.freeze(inside.as_fd()).unwrap();
+    }
+    let (system, root) = machine.faulty();
+    let (answer, hangs) = mpsc::channel::<()>();
+    // The first call for one of the volumes, after the two that list their devices.
+    system.meanwhile_in(3, move || _ = hangs.recv());
+    let is_ours = |image: &Uid| volumes.iter().any(|(ours, _)| ours.uid == *image);
+    let answers = must(root.thaw_left_frozen(Duration::from_secs(5), is_ours));
+    let (thawed, left): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(_, it)| it.is_ok());
+    let [(first, Ok(true))] = &thawed[..] else {
+        panic!("{thawed:?}");
+    };
+    let [(second, Err(error))] = &left[..] else {
+        panic!("{left:?}");
+    };
+    assert!(chain(error).contains("timed out"), "{}", chain(error));
+    let write = |image: &Uid| {
+        let (_, live) = volumes.iter().find(|(it, _)| it.uid == *image).unwrap();
+        fs::write(live.join("after"), "after").unwrap();
+    };
+    write(first);
+
+    let again = || {
+        let answers = root.thaw_left_frozen(Duration::from_secs(5), |image| image == second);
+        must(answers).remove(second).unwrap()
+    };
+    assert!(again().is_err(), "it costs one thread");
+    drop(answer);
+    eventually("the filesystem to answer", || again().is_ok());
+    write(second);
 }
 
 /// CGS-04: a group that cannot be snapshotted at one point in time is refused.
@@ -236,6 +276,39 @@ fn cgs_04_a_group_has_at_most_one_attached_raw_block_volume() {
     // An unstaged volume does not change.
     must(machine.root().unstage(&machine.staging("c")));
     assert_eq!(must(take(&[(&first, "v"), (&second, "w")])).len(), 2);
+}
+
+/// The clones are made one after the other while all filesystems are frozen.
+#[test]
+fn a_group_that_would_block_its_writers_for_too_long_together_is_refused_before_it_is_frozen() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let staged = ["a", "b"].map(|name| staged(&machine, &pool, name, FilesystemType::Ext4));
+    // The agent counts with 20 µs for each extent until it has measured one.
+    let stall = |image: &Image| Duration::from_micros(20 * must(pool.extent_count(&image.uid)));
+    let sum: Duration = staged.iter().map(|(image, _)| stall(image)).sum();
+    let take = |limit: Duration| {
+        let member = |(image, _): &(Image, PathBuf)| {
+            assert!(stall(image) < limit, "{image:?}");
+            let mut request = snapshot_of(image, image.uid.as_str());
+            request.extent_limits.stall = Some(limit);
+            Member {
+                pool: &pool,
+                request,
+            }
+        };
+        let members: Vec<_> = staged.iter().map(member).collect();
+        machine
+            .root()
+            .take_snapshots(&members, Consistency::Crash, Utc::now)
+    };
+    let error = take(sum * 4 / 5).unwrap_err();
+    assert!(matches!(error, Error::StallTooLong { .. }), "{error}");
+    for (_, live) in &staged {
+        leaves_no_trace(&machine, 2, live);
+    }
+    // What was written meanwhile takes some extents.
+    assert_eq!(must(take(sum * 4)).len(), 2);
 }
 
 /// The agent cannot freeze a filesystem whose mount it does not see.

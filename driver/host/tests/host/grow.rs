@@ -20,7 +20,7 @@ const FROM: Bytes = Bytes::mib(300);
 
 fn volume_of(pool: &Pool, filesystem: FilesystemType, provisioning: Provisioning) -> Image {
     let name = filesystem.as_str();
-    must(pool.create_image(&request(name, FROM, filesystem, provisioning)))
+    must(pool.new_image(&request(name, FROM, filesystem, provisioning)))
 }
 
 fn expand(pool: &Pool, image: &Image, path: &Path, required: Bytes) -> Result<Bytes, Error> {
@@ -224,7 +224,7 @@ fn nev_13_the_content_of_a_block_volume_is_unchanged() {
         filesystem: None,
         ..request("block", FROM, FilesystemType::Ext4, Provisioning::Thin)
     };
-    let image = must(pool.create_image(&block));
+    let image = must(pool.new_image(&block));
     let path = image_path(&machine, &image.uid);
     let device = run(
         "losetup",

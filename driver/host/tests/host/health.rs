@@ -9,7 +9,7 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation, ImageRequest, Pool, PoolDeclaration,
+    Expectation, Image, ImageRequest, Pool, PoolDeclaration,
     health::{PoolTrouble, VolumeTrouble},
     pool::{Broken, Error},
     system::{Block, FailAt, Fault},
@@ -49,54 +49,101 @@ fn troubles(pool: &Arc<Pool>) -> Vec<PoolTrouble> {
     pool.vitals(PATIENCE).troubles
 }
 
-/// XFS reserves 128 KiB for each overwrite of a shared block, also when the pool becomes full.
-#[test]
-fn a_pool_low_on_space_frees_what_overwrites_after_a_snapshot_have_preallocated() {
-    const STEP: u64 = 128 << 10;
-    let machine = Machine::new();
-    let pool = Arc::new(open_new(&machine));
-    // The volume, and as much again for preallocations, are more than 80 % of the pool.
-    let size = must(pool.statistics()).size.percent(43).round_down_to_mib();
+/// A full volume of this many percent of the pool, with a snapshot. It is open for direct I/O, as a loop device opens it.
+fn snapshotted(machine: &Machine, pool: &Pool, percent: u32) -> (Image, fs::File) {
+    let size = must(pool.statistics()).size.percent(percent);
     let request = ImageRequest {
-        size,
+        size: size.round_down_to_mib(),
         filesystem: None,
-        ..small(&machine)
+        ..small(machine)
     };
-    let image = must(pool.create_image(&request));
-    let path = image_path(&machine, &image.uid);
+    let image = must(pool.new_image(&request));
+    let path = image_path(machine, &image.uid);
     let filled = fs::File::options().write(true).open(&path).unwrap();
-    for offset in (0..size.0).step_by(1 << 20) {
+    for offset in (0..image.size.0).step_by(1 << 20) {
         filled.write_all_at(&vec![1; 1 << 20], offset).unwrap();
     }
     drop(filled);
     let snapshot = snapshot_of(&image, "s");
-    must(take_snapshot(&machine, &pool, snapshot, Consistency::Crash));
+    must(take_snapshot(machine, pool, snapshot, Consistency::Crash));
     run("sync", &["--file-system", path.to_str().unwrap()]);
-    // Open for direct I/O, as a loop device opens it.
     let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap();
     let file = fs::File::options()
         .read(true)
         .write(true)
         .custom_flags(direct)
         .open(&path);
-    let file = file.unwrap();
-    for offset in (0..size.0).step_by(usize::try_from(STEP).unwrap()) {
-        file.write_all_at(&Block([2; Block::SIZE]).0, offset)
-            .unwrap();
+    (image, file.unwrap())
+}
+
+const PREALLOCATED: u64 = 128 << 10;
+
+/// Overwrites this block of each 128 KiB. XFS reserves all of them if the block is shared, also when the pool becomes full.
+fn overwrite(file: &fs::File, size: Bytes, block: u64) {
+    let step = usize::try_from(PREALLOCATED).unwrap();
+    for offset in (0..size.0).step_by(step) {
+        let at = offset + block * (Block::SIZE as u64);
+        file.write_all_at(&Block([2; Block::SIZE]).0, at).unwrap();
     }
+}
+
+#[test]
+fn a_pool_low_on_space_frees_what_overwrites_after_a_snapshot_have_preallocated() {
+    let machine = Machine::new();
+    let pool = Arc::new(open_new(&machine));
+    // The volume, and as much again for preallocations, are more than 80 % of the pool.
+    let (image, file) = snapshotted(&machine, &pool, 43);
+    overwrite(&file, image.size, 0);
 
     let before = must(pool.statistics()).available;
     let vitals = pool.vitals(PATIENCE).fill.unwrap();
     // Of each 128 KiB only 4 KiB are written.
     let freed = vitals.available.saturating_sub(before);
+    let size = image.size;
     assert!(
         freed > size.percent(90),
         "{freed} of {size}: {before}, then {vitals:?}"
     );
     let mut data = vec![0; 8192];
-    let read = fs::File::open(path).unwrap();
-    read.read_exact_at(&mut data, STEP).unwrap();
+    let read = fs::File::open(image_path(&machine, &image.uid)).unwrap();
+    read.read_exact_at(&mut data, PREALLOCATED).unwrap();
     assert_eq!((data[0], data[4096]), (2, 1));
+}
+
+#[test]
+fn a_volume_that_needs_much_at_once_gets_what_overwrites_after_a_snapshot_have_preallocated() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, file) = snapshotted(&machine, &pool, 30);
+    let large = must(pool.statistics()).size.percent(45);
+    let large = large.round_down_to_mib();
+    let request = |name: &str, size, provisioning| ImageRequest {
+        uid: machine.uid(name),
+        filesystem: None,
+        ..request(name, size, FilesystemType::Ext4, provisioning)
+    };
+    // Each time another block is overwritten, which is still shared.
+    let preallocate = |block| {
+        overwrite(&file, image.size, block);
+        let available = must(pool.statistics()).available;
+        assert!(available < large, "{available}");
+    };
+    let thin = must(pool.new_image(&request("thin", large, Provisioning::Thin)));
+    preallocate(0);
+    assert_eq!(must(pool.shortfall(&thin.uid)), Bytes::ZERO);
+    preallocate(1);
+    must(pool.provision(&thin.uid, Provisioning::Thick));
+    must(pool.reallocate(&thin.uid));
+    must(pool.remove_image(&thin.uid));
+
+    preallocate(2);
+    let thick = must(pool.new_image(&request("thick", large, Provisioning::Thick)));
+    must(pool.remove_image(&thick.uid));
+    let small = request("small", Bytes::mib(16), Provisioning::Thick);
+    let small = must(pool.new_image(&small));
+    preallocate(3);
+    let grown = must(pool.grow_image(&small.uid, large));
+    assert!(grown.allocated >= large, "{grown:?}");
 }
 
 #[test]
@@ -166,7 +213,7 @@ fn r16_a_hanging_disk_is_reported_by_the_deadline_and_delays_no_other_pool() {
         name: "slow".to_owned(),
         ..image_pool(POOL_SIZE)
     });
-    let image = must(pool.create_image(&small(&machine)));
+    let image = must(pool.new_image(&small(&machine)));
     assert_eq!(troubles(&pool), []);
     disk.set(Mode::Hang);
     let hung = PoolTrouble::Hung { after: SHORT };
@@ -197,7 +244,7 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_again_once_no_
     let declaration = device_pool([disk.path.clone()]);
     let root = machine.root();
     let pool = Arc::new(must(root.open_pool(&declaration, Expectation::New)));
-    let image = must(pool.create_image(&small(&machine)));
+    let image = must(pool.new_image(&small(&machine)));
     let volume = Volume::new(&image);
     let (staging, target) = (
         machine.staging("globalmount"),
@@ -245,7 +292,7 @@ fn a_pulled_out_disk_serves_its_pool_again_once_its_path_points_to_it() {
     let declaration = device_pool([link.clone()]);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     let pool = Arc::new(pool);
-    let image = must(pool.create_image(&small(&machine)));
+    let image = must(pool.new_image(&small(&machine)));
     let (expectation, before) = (known(&pool), disk.path.clone());
     let disk = disk.replug(&machine);
     assert_ne!(disk.path, before);

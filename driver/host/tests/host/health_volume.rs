@@ -51,7 +51,7 @@ impl Attached {
             uid: machine.uid("a"),
             ..request("a", size, filesystem, Provisioning::Thin)
         };
-        let image = must(pool.create_image(&wanted));
+        let image = must(pool.new_image(&wanted));
         let (staging, target) = (
             machine.staging("globalmount"),
             machine.path("kubelet/target"),
@@ -159,7 +159,7 @@ fn an_image_that_is_too_small_or_of_another_volume_is_reported() {
 
     volume.detach();
     let other = request("b", expected, FilesystemType::Ext4, Provisioning::Thin);
-    let other = must(volume.pool.create_image(&other));
+    let other = must(volume.pool.new_image(&other));
     fs::rename(image_path(&volume.machine, &other.uid), &path).unwrap();
     let found = volume.troubles();
     match &found[..] {
@@ -321,7 +321,7 @@ fn attach_block(machine: &Machine, pool: &Pool, staging: &Path, target: &Path) -
             Provisioning::Thick,
         )
     };
-    let image = must(pool.create_image(&wanted));
+    let image = must(pool.new_image(&wanted));
     stage_block(machine, pool, &image.uid, staging, target);
     image
 }

@@ -11,6 +11,7 @@ use crate::{
     candidates::Attributes,
     encryption::{keys, raw, stage_block},
     harness::{Machine, chain, has_loops, must, open_new, run},
+    scenario::Volumes as _,
 };
 
 /// A raw block volume that is staged.
@@ -29,7 +30,7 @@ impl<'a> Staged<'a> {
             encryption,
             ..request
         };
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let staging = machine.staging("raw");
         let keys = is_encrypted.then(|| keys(b'a'));
         must(stage_block(pool, &image, keys.as_ref(), &staging));

@@ -1,11 +1,19 @@
 //! Creating, reallocating and removing images.
 
 use std::{
-    cell::RefCell, fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc,
+    cell::{Cell, RefCell},
+    fs,
+    io::Write as _,
+    ops::ControlFlow,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use cistern_host::{
-    BlockStageRequest, Cause, Content, ImageRequest, Uid,
+    BlockStageRequest, Cause, Content, Engine, Image, ImageRequest, Pool, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
@@ -40,8 +48,8 @@ fn thick(name: &str) -> ImageRequest {
 fn a_repeated_creation_finds_the_image_and_one_with_other_parameters_is_a_conflict() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let made = must(pool.create_image(&thin("a")));
-    assert_eq!(must(pool.create_image(&thin("a"))), made);
+    let made = must(pool.new_image(&thin("a")));
+    assert_eq!(must(pool.new_image(&thin("a"))), made);
     assert_eq!(must(pool.image(&made.uid)), Some(made.clone()));
     for other in [
         ImageRequest {
@@ -62,7 +70,7 @@ fn a_repeated_creation_finds_the_image_and_one_with_other_parameters_is_a_confli
         },
         thick("a"),
     ] {
-        let error = pool.create_image(&other).unwrap_err();
+        let error = pool.new_image(&other).unwrap_err();
         assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
     }
     assert_eq!(must(pool.images()), [made]);
@@ -76,7 +84,7 @@ fn an_image_with_block_access_is_empty() {
         filesystem: None,
         ..thin("a")
     };
-    let image = must(pool.create_image(&request));
+    let image = must(pool.new_image(&request));
     assert_eq!(image.identity.unwrap().content, Content::Block);
     assert_eq!((image.size, image.allocated), (Bytes::mib(64), Bytes::ZERO));
 }
@@ -85,7 +93,7 @@ fn an_image_with_block_access_is_empty() {
 fn only_root_reads_a_pool() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
+    let image = must(pool.new_image(&thin("a")));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let path = image_path(&machine, &image.uid);
     assert_eq!(mode(&path), 0o600);
@@ -101,7 +109,7 @@ fn only_root_reads_a_pool() {
 fn a_thin_image_allocates_written_blocks_and_frees_deleted_ones() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
+    let image = must(pool.new_image(&thin("a")));
     let path = image_path(&machine, &image.uid);
     let empty = allocated(&path);
     assert!(empty < 16 << 20, "{empty}");
@@ -129,7 +137,7 @@ fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
             filesystem,
             Provisioning::Thick,
         );
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let path = image_path(&machine, &image.uid);
         assert!(allocated(&path) >= request.size.0);
         let (volume, staging) = (Volume::new(&image), machine.staging("s"));
@@ -159,7 +167,7 @@ fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
 fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
+    let image = must(pool.new_image(&thin("a")));
     let (path, size) = (image_path(&machine, &image.uid), image.size);
     let (volume, staging) = (Volume::new(&image), machine.staging("s"));
     must(pool.stage(&volume.stage(&staging)));
@@ -171,8 +179,10 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
     let progress = |percent: u8| {
         let is_allocated = allocated(&path) >= size.percent(u32::from(percent)).0;
         reached.borrow_mut().push((percent, is_allocated));
+        ControlFlow::Continue(())
     };
-    must(pool.provision(&image.uid, Provisioning::Thick, &progress));
+    must(pool.provision(&image.uid, Provisioning::Thick));
+    assert!(must(Engine::reallocate(&pool, &image.uid, &progress)));
     let reached = reached.into_inner();
     let percentages: Vec<u8> = reached.iter().map(|(percent, _)| *percent).collect();
     assert!(percentages.is_sorted(), "{percentages:?}");
@@ -184,7 +194,7 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
     // A repeated stage finds the mount, which still discards.
     must(pool.stage(&volume.stage(&staging)));
 
-    must(pool.provision(&image.uid, Provisioning::Thin, &|_| {}));
+    must(pool.provision(&image.uid, Provisioning::Thin));
     eventually("the trim to free the blocks", || {
         run("fstrim", &[staging.to_str().unwrap()]);
         allocated(&path) < size.0 - missing.0 / 2
@@ -199,41 +209,79 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
 fn the_bytes_that_a_pool_lacks_for_a_thick_volume_are_known_before_it_becomes_thick() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
+    let image = must(pool.new_image(&thin("a")));
     let missing = image.size.saturating_sub(image.allocated);
     let neighbour = take_all(&machine);
     let lacking = must(pool.shortfall(&image.uid));
     assert!(lacking > Bytes::ZERO && lacking <= missing, "{lacking}");
-    let error = pool
-        .provision(&image.uid, Provisioning::Thick, &|_| {})
-        .unwrap_err();
+    must(pool.provision(&image.uid, Provisioning::Thick));
+    let error = pool.reallocate(&image.uid).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     fs::remove_file(neighbour).unwrap();
     eventually("the pool to have the space again", || {
         must(pool.shortfall(&image.uid)) == Bytes::ZERO
     });
-    must(pool.provision(&image.uid, Provisioning::Thick, &|_| {}));
+    must(pool.provision(&image.uid, Provisioning::Thick));
+    must(pool.reallocate(&image.uid));
 }
 
-#[test]
-fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
+/// A thick raw block volume of which every other block was discarded, and what is still allocated to it.
+fn full_of_holes(machine: &Machine, pool: &Pool) -> (Image, u64) {
     const BLOCK: u64 = 4096;
-    let machine = Machine::new();
-    let pool = open_new(&machine);
     let request = ImageRequest {
         filesystem: None,
+        uid: machine.uid("a"),
         ..thick("a")
     };
-    let image = must(pool.create_image(&request));
-    let path = image_path(&machine, &image.uid);
+    let image = must(pool.new_image(&request));
+    let path = image_path(machine, &image.uid);
     let file = fs::File::options().write(true).open(&path).unwrap();
-    // As a discard of every other block of the device does.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for block in (0..image.size.0 / BLOCK).step_by(2) {
         fallocate(&file, flags, block * BLOCK, BLOCK).unwrap();
     }
     let half = allocated(&path);
     assert!(half <= image.size.0 / 2 + (1 << 20), "{half}");
+    (image, half)
+}
+
+#[test]
+fn an_allocation_that_is_stopped_ends_between_two_holes_and_the_next_one_goes_on() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, half) = full_of_holes(&machine, &pool);
+    let path = image_path(&machine, &image.uid);
+    let filled = Cell::new(0);
+    let stop = |_: u8| {
+        filled.set(filled.get() + 1);
+        if filled.get() < 10 {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    };
+    assert!(!must(Engine::reallocate(&pool, &image.uid, &stop)));
+    assert_eq!(filled.get(), 10);
+    let some = allocated(&path);
+    assert!(
+        half < some && some < half + (1 << 20),
+        "{half} became {some}"
+    );
+    // What has become thin meanwhile is allocated no further.
+    must(pool.provision(&image.uid, Provisioning::Thin));
+    assert!(must(Engine::reallocate(&pool, &image.uid, &stop)));
+    assert_eq!((filled.get(), allocated(&path)), (10, some));
+    must(pool.provision(&image.uid, Provisioning::Thick));
+    must(pool.reallocate(&image.uid));
+    assert!(allocated(&path) >= image.size.0);
+}
+
+#[test]
+fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, half) = full_of_holes(&machine, &pool);
+    let path = image_path(&machine, &image.uid);
 
     // A caller that read all 8192 holes first would need 32 calls, and fail before it filled one.
     let opened = |at| {
@@ -272,17 +320,17 @@ fn take_all(machine: &Machine) -> PathBuf {
 fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thick("a")));
+    let image = must(pool.new_image(&thick("a")));
     let block = ImageRequest {
         filesystem: None,
         uid: machine.uid("b"),
         ..thick("b")
     };
-    let device = must(pool.create_image(&block));
+    let device = must(pool.new_image(&block));
     let (at, device_at) = (machine.staging("a"), machine.staging("b"));
     let volume = Volume::new(&image);
     let stage = || {
-        let mounted = must(pool.stage(&volume.stage(&at))).not_reallocated;
+        let mounted = must(pool.stage(&volume.stage(&at))).allocated;
         let put = must(pool.stage_block(&BlockStageRequest {
             unlock: None,
             image: &device.uid,
@@ -290,14 +338,14 @@ fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
             size: block.size,
             staging: &device_at,
         }));
-        [mounted, put.not_reallocated]
+        [mounted, put.allocated]
     };
     let unstage_both = || {
         unstage(&machine, &image.uid, &at);
         unstage(&machine, &device.uid, &device_at);
     };
     for whole in stage() {
-        assert!(whole.is_none(), "{whole:?}");
+        assert!(matches!(whole, Ok(true)), "{whole:?}");
     }
     run("fstrim", &[at.to_str().unwrap()]);
     // As a discard of the device does.
@@ -309,7 +357,7 @@ fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
     unstage_both();
     let neighbour = take_all(&machine);
     for lacking in stage() {
-        let lacking = lacking.unwrap();
+        let lacking = lacking.unwrap_err();
         assert!(matches!(lacking, Error::NoSpace { .. }), "{lacking}");
     }
     assert!(machine.mounts().contains(&at));
@@ -317,13 +365,44 @@ fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
     fs::remove_file(neighbour).unwrap();
     // XFS frees the space of a removed file some time later.
     eventually("the full images", || {
-        let is_full = stage().iter().all(Option::is_none);
+        let is_full = stage().iter().all(|it| matches!(it, Ok(true)));
         unstage_both();
         is_full
     });
     for uid in [&image.uid, &device.uid] {
         assert!(allocated(&image_path(&machine, uid)) >= block.size.0);
     }
+}
+
+#[test]
+fn a_stage_that_allocates_for_too_long_ends_and_says_that_blocks_are_left() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, half) = full_of_holes(&machine, &pool);
+    let path = image_path(&machine, &image.uid);
+    let (system, slow) = machine.faulty();
+    let slow = must(slow.open_pool(&image_pool(POOL_SIZE), known(&pool)));
+    let staging = machine.staging("s");
+    let stage = || {
+        let staged = must(slow.stage_block(&BlockStageRequest {
+            unlock: None,
+            image: &image.uid,
+            volume: "pvc-a",
+            size: image.size,
+            staging: &staging,
+        }));
+        must(staged.allocated)
+    };
+    // One of the thousands of holes takes longer than a stage may.
+    system.meanwhile_in(1000, || thread::sleep(Duration::from_secs(11)));
+    assert!(!stage());
+    let some = allocated(&path);
+    assert!(half < some && some < image.size.0, "{half} became {some}");
+    unstage(&machine, &image.uid, &staging);
+    must(pool.reallocate(&image.uid));
+    assert!(allocated(&path) >= image.size.0);
+    assert!(stage());
+    unstage(&machine, &image.uid, &staging);
 }
 
 #[test]
@@ -338,7 +417,7 @@ fn the_space_of_a_removed_image_is_free_when_the_call_returns() {
         Provisioning::Thick,
     );
     for _ in 0..5 {
-        must(pool.create_image(&request));
+        must(pool.new_image(&request));
         must(pool.remove_image(&request.uid));
         let after = must(pool.statistics());
         let lost = before.available.saturating_sub(after.available);
@@ -357,7 +436,7 @@ fn a_full_pool_is_reported_as_full_and_nothing_is_left_behind() {
         FilesystemType::Ext4,
         Provisioning::Thick,
     );
-    let error = pool.create_image(&request).unwrap_err();
+    let error = pool.new_image(&request).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert!(machine.inventory().pools[0].temporary.is_empty());
     let lost = before
@@ -380,7 +459,7 @@ fn a_tool_that_fails_for_lack_of_space_is_reported_as_a_full_pool() {
         }
         for filesystem in FilesystemType::ALL {
             let request = request("a", Bytes::gib(2), filesystem, Provisioning::Thin);
-            match pool.create_image(&request) {
+            match pool.new_image(&request) {
                 Ok(image) => must(pool.remove_image(&image.uid)),
                 Err(Error::NoSpace { source, .. }) => {
                     failed_tools += u32::from(matches!(source, Cause::Command(_)));
@@ -397,7 +476,7 @@ fn leftovers_of_a_creation_are_removed_but_not_those_of_a_running_one() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let folder = machine.mount_point(&image_pool(Bytes::ZERO)).join("tmp");
-    for name in ["dead", "alive", "no UID at all"] {
+    for name in ["dead", "alive", "dead-too"] {
         fs::write(folder.join(name), "half").unwrap();
     }
     let alive = fs::File::open(folder.join("alive")).unwrap();
@@ -426,8 +505,8 @@ fn removing_a_volume_whose_creation_was_interrupted_removes_its_leftovers() {
 fn r07_an_unexpected_image_is_refused_and_left_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
-    let other = must(pool.create_image(&thin("b")));
+    let image = must(pool.new_image(&thin("a")));
+    let other = must(pool.new_image(&thin("b")));
     let path = image_path(&machine, &image.uid);
     let whole = fs::read(&path).unwrap();
     let staging = machine.staging("s");
@@ -464,7 +543,7 @@ fn r07_an_unexpected_image_is_refused_and_left_unchanged() {
 
     removexattr(&path, "trusted.cistern").unwrap();
     refused("no identity", "is not volume pvc-a");
-    let error = pool.create_image(&thin("a")).unwrap_err();
+    let error = pool.new_image(&thin("a")).unwrap_err();
     assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
 
     fs::remove_file(&path).unwrap();
@@ -479,7 +558,7 @@ fn r07_an_unexpected_image_is_refused_and_left_unchanged() {
 fn an_image_larger_than_its_status_is_an_interrupted_growth_and_mounts() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&thin("a")));
+    let image = must(pool.new_image(&thin("a")));
     let file = fs::OpenOptions::new()
         .write(true)
         .open(image_path(&machine, &image.uid))
@@ -493,7 +572,7 @@ fn an_image_larger_than_its_status_is_an_interrupted_growth_and_mounts() {
 fn images_are_found_again_by_another_process_under_the_same_name() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let made = must(pool.create_image(&thin("a")));
+    let made = must(pool.new_image(&thin("a")));
     let expectation = known(&pool);
     drop(pool);
     let again = root(&machine.folder, linux(&machine.folder));

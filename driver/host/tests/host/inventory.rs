@@ -79,3 +79,48 @@ fn foreign_files_are_found_with_their_size_and_delay_no_inventory_of_the_pool() 
     fs::remove_file(top.join("core")).unwrap();
     must(machine.root().remove_pool(&declaration, expectation));
 }
+
+#[test]
+fn foreign_entries_among_unfinished_images_and_copies_are_found_and_kept() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (top, temporary) = (pool.path(), pool.path().join("tmp"));
+    let incoming = top.join("incoming");
+    fs::create_dir(&incoming).unwrap();
+    fs::create_dir(temporary.join("folder")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", temporary.join("link")).unwrap();
+    for path in [temporary.join("notes.txt"), incoming.join("notes.txt")] {
+        let file = fs::File::create(path).unwrap();
+        file.set_len(4096).unwrap();
+    }
+    fs::write(temporary.join("unfinished"), "half").unwrap();
+    let found = &machine.inventory().pools[0];
+    assert_eq!(found.temporary, [temporary.join("unfinished")]);
+    assert_eq!(found.incoming, []);
+
+    assert_eq!(must(pool.sweep()), 1);
+    let strays = must(pool.strays(&[], &[]));
+    let found: Vec<_> = strays
+        .iter()
+        .map(|stray| {
+            let name = stray.path.strip_prefix(&top).unwrap().to_str().unwrap();
+            (name, stray.size.map(|size| size.0))
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("tmp/folder", None),
+            ("tmp/link", Some(0)),
+            ("tmp/notes.txt", Some(4096)),
+            ("incoming/notes.txt", Some(4096)),
+        ]
+    );
+    assert_eq!(machine.inventory().pools[0].strays, strays);
+
+    // The pool is not removed while it contains them.
+    let (declaration, expectation) = (image_pool(POOL_SIZE), known(&pool));
+    drop(pool);
+    let error = machine.root().remove_pool(&declaration, expectation);
+    assert!(matches!(error, Err(Error::ImagesRemain { count: 4, .. })));
+}

@@ -50,7 +50,7 @@ fn staged(machine: &Machine, pool: &Pool) -> (Image, PathBuf) {
             Provisioning::Thick,
         )
     };
-    let image = must(pool.create_image(&request));
+    let image = must(pool.new_image(&request));
     let staging = machine.staging("s");
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     (image, staging)
@@ -242,7 +242,7 @@ fn the_operations_of_a_raw_block_volume_are_limited() {
             Provisioning::Thick,
         )
     };
-    let image = must(pool.create_image(&request));
+    let image = must(pool.new_image(&request));
     let staging = machine.staging("s");
     must(pool.stage_block(&BlockStageRequest {
         unlock: None,

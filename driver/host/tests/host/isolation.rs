@@ -13,6 +13,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::{
     harness::{Machine, image_path, must, open_new, request},
+    scenario::Volumes as _,
     snapshot::{from, snapshot_of, take_snapshot},
 };
 
@@ -124,7 +125,7 @@ impl Model<'_> {
         match *step {
             Step::Make { provisioning } => {
                 let wanted = self.wanted(BLOCKS, provisioning);
-                let image = must(self.pool.create_image(&wanted));
+                let image = must(self.pool.new_image(&wanted));
                 self.add(image, vec![0; BLOCKS]);
             }
             Step::Write {
@@ -177,7 +178,7 @@ impl Model<'_> {
                 let (source, mut content) = self.images[&image].clone();
                 content.resize(content.len() + if larger { BLOCKS } else { 0 }, 0);
                 let wanted = self.wanted(content.len(), provisioning);
-                let clone = must(self.pool.create_image(&from(&source, wanted)));
+                let clone = must(self.pool.new_image(&from(&source, wanted)));
                 self.add(clone, content);
             }
             Step::Grow { image } => {

@@ -8,6 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::{
     harness::{Machine, image_path, image_pool, must, request},
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 
@@ -45,7 +46,7 @@ fn a_pool_filled_to_its_last_admitted_byte_accepts_an_overwrite_of_every_block()
             Provisioning::Thick,
         )
     };
-    let image = must(pool.create_image(&block));
+    let image = must(pool.new_image(&block));
     let path = image_path(&machine, &image.uid);
     let source = fs::OpenOptions::new()
         .write(true)
@@ -72,7 +73,7 @@ fn a_pool_filled_to_its_last_admitted_byte_accepts_an_overwrite_of_every_block()
         ..request("b", rest, FilesystemType::Ext4, Provisioning::Thick)
     };
     if rest > Bytes::ZERO {
-        must(pool.create_image(&filler));
+        must(pool.new_image(&filler));
     }
     assert!(usable.saturating_sub(promised).saturating_sub(rest) < Bytes::mib(1));
 

@@ -1,18 +1,24 @@
 //! Volume groups of LVM as pools. A group is on disks of its own, which had other data before.
 
+mod dependents;
 mod disks;
+mod extents;
+mod hung;
 mod others;
 mod power;
 
 use std::{
     fs::{self, File},
+    ops::ControlFlow,
     os::unix::fs::FileExt as _,
 };
 
 use cistern_host::{
-    EncryptionState, Expectation, ImageRequest, Root, Uuid,
+    BlockStageRequest, EncryptionState, Engine, Expectation, Image, ImageRequest, Root, Stoppable,
+    Uid, Uuid,
     encryption::HeaderConflict,
     image::{Content, Error},
+    inventory::LogicalInventory,
     logical::{self, GroupSource, Unfit, VolumeGroup},
     pool::{self, Owner, PoolClaim},
 };
@@ -21,7 +27,8 @@ use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 use crate::{
     device::Disk,
     encryption::{keys, unlock},
-    harness::{Machine, image_pool, must, request, run, sampled},
+    harness::{Machine, Volume, image_pool, must, request, run, sampled},
+    scenario::Volumes as _,
 };
 
 const DISK: u64 = 400 << 20;
@@ -182,7 +189,19 @@ fn reads_zero(file: &File, size: Bytes) {
     }
 }
 
-pub(crate) const UNSEEN: &dyn Fn(u8) = &|_| {};
+pub(crate) const UNSEEN: Stoppable<'static> = &|_| ControlFlow::Continue(());
+
+/// Both parts of a growth.
+pub(crate) trait Grow {
+    fn grow(&self, uid: &Uid, size: Bytes, progress: Stoppable<'_>) -> Result<Image, Error>;
+}
+
+impl<E: Engine + ?Sized> Grow for E {
+    fn grow(&self, uid: &Uid, size: Bytes, progress: Stoppable<'_>) -> Result<Image, Error> {
+        let growth = self.prepare_growth(uid, size, progress)?;
+        self.finish_growth(uid, size, growth)
+    }
+}
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
@@ -237,6 +256,78 @@ fn a_volume_of_a_group_has_what_was_requested_and_is_found_again() {
 
 #[test]
 #[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_of_a_group_has_the_sectors_of_the_disks() {
+    for sectors in ["512", "4096"] {
+        let machine = Machine::new();
+        let group = Group::on(&machine, 1, |disk| {
+            run("losetup", &["--sector-size", sectors, disk.path()]);
+        });
+        let pool = group.pool(&machine);
+        let request = block(&machine, "raw");
+        let made = must(pool.create(&request, UNSEEN));
+        assert_eq!(made.sector_size.to_string(), sectors);
+        let device = must(pool.open_volume(&request.uid)).0.number();
+        let path = format!("/dev/dm-{}", device.minor);
+        assert_eq!(run("blockdev", &["--getss", &path]).trim(), sectors);
+        let groups = [(claim().uid, Some(group.name.clone()))];
+        let found = must(machine.root().inventory_with(&groups));
+        assert_eq!(found.pools[0].images, [made]);
+    }
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn the_inventory_has_the_devices_and_mounts_of_the_volumes_of_a_group() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let engine: &dyn Engine = &pool;
+    let groups = [(claim().uid, Some(group.name.clone()))];
+    let files = ImageRequest {
+        size: Bytes::mib(48),
+        ..volume(&machine, "ext4", Some(FilesystemType::Ext4))
+    };
+    let raw = block(&machine, "raw");
+    let image = must(pool.create(&files, UNSEEN));
+    let size = must(pool.create(&raw, UNSEEN)).size;
+    let (at, raw_at) = (machine.staging("files"), machine.staging("raw"));
+    must(engine.stage(&Volume::new(&image).stage(&at)));
+    must(engine.stage_block(&BlockStageRequest {
+        unlock: None,
+        image: &raw.uid,
+        volume: &raw.volume,
+        size,
+        staging: &raw_at,
+    }));
+    let [files, raw] = [&files, &raw].map(|request| LogicalInventory {
+        device: must(pool.open_volume(&request.uid)).0.number(),
+        image: request.uid.clone(),
+        is_mapped: false,
+    });
+    let look = || must(machine.root().inventory_with(&groups));
+    let found = look();
+    let logical = &found.pools[0].logical;
+    assert!(
+        logical.contains(&files) && logical.contains(&raw),
+        "{logical:?}"
+    );
+    let mounts = found.mounts.iter().map(|it| (it.device, &it.mount_point));
+    assert_eq!(mounts.collect::<Vec<_>>(), [(files.device, &at)]);
+    let nodes = found.nodes.iter();
+    let nodes = nodes.map(|it| (it.device, it.mount.mount_point.clone()));
+    let node = raw_at.join(raw.image.as_str());
+    assert_eq!(nodes.collect::<Vec<_>>(), [(raw.device, node)]);
+    for staging in [&at, &raw_at] {
+        must(machine.root().unstage(staging));
+    }
+    // They stay active.
+    let found = look();
+    assert_eq!((found.mounts.len(), found.nodes.len()), (0, 0));
+    assert_eq!(found.pools[0].logical.len(), 2);
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
 fn every_byte_of_a_new_volume_reads_zero_whatever_the_disks_had() {
     let machine = Machine::new();
     let group = Group::new(&machine, 1);
@@ -245,7 +336,11 @@ fn every_byte_of_a_new_volume_reads_zero_whatever_the_disks_had() {
     for name in ["first", "second"] {
         let request = block(&machine, name);
         let seen = std::cell::RefCell::new(&mut percents);
-        let made = must(pool.create(&request, &|percent| seen.borrow_mut().push(percent)));
+        let progress = |percent| {
+            seen.borrow_mut().push(percent);
+            ControlFlow::Continue(())
+        };
+        let made = must(pool.create(&request, &progress));
         let device = open(&pool, &request);
         reads_zero(&device, made.size);
         // The next one lies where this one was.
@@ -730,7 +825,7 @@ fn a_group_in_a_raw_block_volume_is_not_seen() {
     };
     let images = crate::harness::open_new(&machine);
     let raw = block(&machine, "raw");
-    must(images.create_image(&raw));
+    must(images.new_image(&raw));
     let attached = Disk::attach(crate::harness::image_path(&machine, &raw.uid));
     label(attached.path(), &group.name);
     let pool = group.pool(&machine);

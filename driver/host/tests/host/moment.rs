@@ -125,7 +125,7 @@ fn prefix(file: &File) -> u64 {
 
 /// A staged raw block volume, and its device, opened as a database opens it.
 fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> (Image, File) {
-    let image = must(pool.create_image(&ImageRequest {
+    let image = must(pool.new_image(&ImageRequest {
         uid: machine.uid(name),
         filesystem: None,
         ..request(
@@ -205,7 +205,7 @@ impl Written {
             return Self { image, file, kind };
         };
         let wanted = request(name, Bytes::mib(300), filesystem, Provisioning::Thin);
-        let image = must(pool.create_image(&wanted));
+        let image = must(pool.new_image(&wanted));
         let staging = machine.staging(name);
         must(pool.stage(&Volume::new(&image).stage(&staging)));
         let file = File::create_new(staging.join(NUMBERS)).unwrap();
@@ -221,7 +221,7 @@ impl Written {
             return prefix(&open(&image_path(machine, &taken.uid)));
         };
         let wanted = request("restored", taken.size, filesystem, Provisioning::Thin);
-        let restored = must(pool.create_image(&from(taken, wanted)));
+        let restored = must(pool.new_image(&from(taken, wanted)));
         let staging = machine.staging("restored");
         must(pool.stage(&Volume::new(&restored).stage(&staging)));
         let last = prefix(&open(&staging.join(NUMBERS)));

@@ -23,7 +23,7 @@ use crate::{
 
 fn volume_of(pool: &Pool, name: &str) -> Image {
     let size = Bytes::mib(64);
-    must(pool.create_image(&request(
+    must(pool.new_image(&request(
         name,
         size,
         FilesystemType::Ext4,
@@ -51,7 +51,7 @@ fn a_volume_is_staged_published_and_removed_without_leftovers() {
     ] {
         let name = filesystem.as_str();
         let image = pool
-            .create_image(&request(name, Bytes::mib(400), filesystem, provisioning))
+            .new_image(&request(name, Bytes::mib(400), filesystem, provisioning))
             .unwrap();
         let volume = Volume::new(&image);
         let (staging, target) = (machine.staging(name), machine.path("kubelet/target"));
@@ -220,7 +220,7 @@ fn a_volume_staged_read_only_cannot_be_written_where_staged_or_published() {
             filesystem,
             Provisioning::Thin,
         );
-        let image = must(pool.create_image(&request));
+        let image = must(pool.new_image(&request));
         let reader = Volume {
             read_only: true,
             ..Volume::new(&image)
@@ -348,7 +348,7 @@ fn a_filesystem_that_has_shut_down_is_still_unmounted() {
         FilesystemType::Xfs,
         Provisioning::Thin,
     );
-    let image = must(pool.create_image(&request));
+    let image = must(pool.new_image(&request));
     let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
     let volume = Volume::new(&image);
     must(pool.stage(&volume.stage(&staging)));

@@ -10,13 +10,14 @@ use cistern_host::{
     Expectation, Fence, Image, ImageRequest, Pool, PoolDeclaration, Uid,
     copy::{Chunk, CopyRequest},
     image::Error,
+    pool,
     system::OFlags,
 };
 use cistern_types::{Bytes, Consistency, ExtentSize, FilesystemType, Provisioning};
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
 use crate::{
-    fence::{another_move, close, the_move},
+    fence::{another_move, close, is_moving, the_move},
     harness::{
         Machine, Volume, allocated, chain, image_path, image_pool, known, must, open_new, request,
         run, uid, unstage,
@@ -74,7 +75,7 @@ fn copy(source: &Pool, image: &Uid, pool: &Pool) {
 
 /// A raw block volume of 8 MiB with some data.
 fn written(machine: &Machine, pool: &Pool) -> Image {
-    let image = must(pool.create_image(&ImageRequest {
+    let image = must(pool.new_image(&ImageRequest {
         uid: machine.uid("a"),
         filesystem: None,
         ..request("a", Bytes::mib(8), FilesystemType::Ext4, Provisioning::Thin)
@@ -94,7 +95,7 @@ fn a_moved_volume_is_the_same_volume_with_its_files_and_owns_its_blocks() {
         let machine = Machine::new();
         let (pool, other) = (open_new(&machine), open_target(&machine));
         let size = Bytes::mib(300);
-        let image = must(pool.create_image(&ImageRequest {
+        let image = must(pool.new_image(&ImageRequest {
             uid: machine.uid("a"),
             ..request("a", size, filesystem, Provisioning::Thick)
         }));
@@ -203,14 +204,39 @@ fn a_copy_is_not_opened_before_it_is_complete_and_nothing_takes_its_place() {
         filesystem: None,
         ..request("a", image.size, FilesystemType::Ext4, Provisioning::Thin)
     };
-    received(other.create_image(&anew));
+    is_moving(other.new_image(&anew));
     must(must(other.receive(&copy_request(&pool, uid))).complete());
     // Also of the complete copy.
-    received(other.create_image(&anew));
+    is_moving(other.new_image(&anew));
     let error = other.open_copy(uid, "pvc-b", &the_move()).unwrap_err();
     assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
     assert_eq!(must(other.images()), []);
     must(open());
+}
+
+#[test]
+fn an_object_that_is_created_again_gets_no_empty_volume_beside_the_copy_of_its_volume() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    close(&pool, &image.uid);
+    let anew = |name: &str| ImageRequest {
+        uid: uid("uid-created-again"),
+        filesystem: None,
+        ..request(name, image.size, FilesystemType::Ext4, Provisioning::Thin)
+    };
+    must(other.refuse_copies_of("pvc-a"));
+    let incoming = must(other.receive(&copy_request(&pool, &image.uid)));
+    is_moving(other.new_image(&anew("a")));
+    drop(incoming);
+    copy(&pool, &image.uid, &other);
+    is_moving(other.new_image(&anew("a")));
+    assert_eq!(must(other.images()), []);
+    // Of another name.
+    must(other.new_image(&anew("b")));
+
+    must(other.open_copy(&image.uid, "pvc-a", &the_move()));
+    must(other.refuse_copies_of("pvc-a"));
 }
 
 #[test]
@@ -279,6 +305,28 @@ fn the_copy_of_a_move_is_removed_complete_or_not_but_not_while_it_is_received() 
 }
 
 #[test]
+fn a_pool_with_the_copy_of_a_volume_that_moves_is_not_removed() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let image = written(&machine, &pool);
+    close(&pool, &image.uid);
+    copy(&pool, &image.uid, &other);
+    let listed = must(other.incoming());
+    assert!(!listed[0].is_point && listed[0].is_of_move(), "{listed:?}");
+    let expectation = known(&other);
+    drop(other);
+    let root = machine.root();
+    let error = root.remove_pool(&target(), expectation).unwrap_err();
+    let remains = matches!(error, pool::Error::ImagesRemain { count: 1, .. });
+    assert!(remains, "{error}");
+
+    let other = must(root.open_pool(&target(), expectation));
+    must(other.remove_copy(&image.uid, &the_move()));
+    drop(other);
+    must(root.remove_pool(&target(), expectation));
+}
+
+#[test]
 fn a_copy_never_replaces_an_image_and_none_is_received_beside_its_volume() {
     let machine = Machine::new();
     let (pool, other) = (open_new(&machine), open_target(&machine));
@@ -315,7 +363,7 @@ fn an_image_from_before_the_move_is_never_taken_for_the_copy() {
         filesystem: None,
         ..request("a", image.size, FilesystemType::Ext4, Provisioning::Thin)
     };
-    must(other.create_image(&before));
+    must(other.new_image(&before));
     close(&pool, uid);
     let is_refused = |error: Error| {
         let says = chain(&error);

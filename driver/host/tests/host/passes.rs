@@ -15,9 +15,10 @@ use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::{
-    fence::{another_move, close, the_move},
+    fence::{another_move, close, is_moving, the_move},
     harness::{Machine, allocated, image_path, must, open_new, request, uid},
     moved::{open_target, target_path},
+    scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
 
@@ -25,7 +26,7 @@ const SIZE: Bytes = Bytes::mib(16);
 
 /// A raw block volume with 8 MiB of data at 1 MiB.
 fn volume(machine: &Machine, pool: &Pool, name: &str) -> Image {
-    let image = must(pool.create_image(&ImageRequest {
+    let image = must(pool.new_image(&ImageRequest {
         uid: machine.uid(name),
         filesystem: None,
         ..request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin)
@@ -137,6 +138,11 @@ fn a_pass_sends_what_has_changed_and_its_point_has_the_bytes_of_the_snapshot() {
     assert_eq!(all, 8 << 20);
     let point = point_path(&machine, &image.uid);
     same_bytes(&point, &image_path(&machine, &first.uid));
+    let listed = must(other.incoming());
+    assert!(listed[0].is_point && listed[0].is_of_move(), "{listed:?}");
+    assert_eq!(listed[0].volume, image.uid);
+    assert_eq!(listed[0].allocated.0, allocated(&point));
+    assert_eq!(listed[0].file_name(), copies(&machine, &image.uid)[0]);
 
     change(&machine, &image);
     let second = snapshot(&machine, &pool, &image, "t");
@@ -165,7 +171,8 @@ fn the_closed_volume_is_copied_over_the_last_point_and_owns_its_blocks() {
         let machine = Machine::new();
         let (pool, other) = (open_new(&machine), open_target(&machine));
         let image = volume(&machine, &pool, "a");
-        must(pool.provision(&image.uid, provisioning, &|_| {}));
+        must(pool.provision(&image.uid, provisioning));
+        must(pool.reallocate(&image.uid));
         let taken = snapshot(&machine, &pool, &image, "s");
         copy_pass((&pool, &other), &image.uid, &taken, None);
         change(&machine, &image);
@@ -304,13 +311,20 @@ fn an_image_from_before_a_promotion_is_never_taken_for_the_promoted_point() {
     let image = volume(&machine, &pool, "a");
     let uid = &image.uid;
     let first = snapshot(&machine, &pool, &image, "s");
-    copy_pass((&pool, &other), uid, &first, None);
     let before = ImageRequest {
         uid: uid.clone(),
         filesystem: None,
         ..request_of("a")
     };
-    must(other.create_image(&before));
+    must(other.new_image(&before));
+    // Neither is made beside the other any more, and an earlier version may have done so.
+    let (file, away) = (
+        target_path(&machine, "images", uid),
+        target_path(&machine, "tmp", uid),
+    );
+    fs::rename(&file, &away).unwrap();
+    copy_pass((&pool, &other), uid, &first, None);
+    fs::rename(&away, &file).unwrap();
     let promoted = PromotedVolume {
         uid: uid.clone(),
         name: "pvc-a".to_owned(),
@@ -402,6 +416,12 @@ fn a_copy_and_its_point_are_removed_for_their_move_and_are_no_volume() {
     let error = other.open_copy(&image.uid, "pvc-a", &the_move());
     assert!(matches!(error, Err(Error::Missing { .. })), "{error:?}");
     assert!(!must(other.is_received(&image.uid, &image.uid)));
+    // The point alone, also for an object that was created again under another UID.
+    match other.refuse_copies_of("pvc-a").unwrap_err() {
+        Error::Moving { uid, by } => assert_eq!((uid, by), (image.uid.clone(), the_move())),
+        error => panic!("{error}"),
+    }
+    must(other.refuse_copies_of("pvc-b"));
 
     let second = snapshot(&machine, &pool, &image, "t");
     let request = pass(&pool, &image.uid, &second, Some(&first.uid));
@@ -418,10 +438,10 @@ fn a_copy_and_its_point_are_removed_for_their_move_and_are_no_volume() {
         filesystem: None,
         ..request_of("a")
     };
-    let error = other.create_image(&anew).unwrap_err();
-    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    is_moving(other.new_image(&anew));
     must(other.remove_copy(&image.uid, &the_move()));
     assert_eq!(copies(&machine, &image.uid), [""; 0]);
+    must(other.refuse_copies_of("pvc-a"));
     // No pass of a volume that the pool has.
     let error = pool.receive(&request).map(drop).unwrap_err();
     assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");

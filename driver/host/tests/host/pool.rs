@@ -64,7 +64,7 @@ fn a_pool_is_created_once_and_found_again_after_a_reboot() {
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
     must(pool.check());
-    let image = must(pool.create_image(&small("a")));
+    let image = must(pool.new_image(&small("a")));
     let numbers = must(pool.statistics());
     assert!(
         numbers.empty <= numbers.size && numbers.empty > Bytes::mib(900),
@@ -175,12 +175,12 @@ fn r08_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&small("a")));
+    let image = must(pool.new_image(&small("a")));
     let at = machine.mount_point(&declaration);
     rustix::mount::unmount(&at, UnmountFlags::DETACH).unwrap();
     assert!(matches!(pool.check(), Err(Error::NotMounted { .. })));
     for error in [
-        pool_error(pool.create_image(&small("b"))),
+        pool_error(pool.new_image(&small("b"))),
         pool_error(pool.remove_image(&image.uid)),
     ] {
         assert!(matches!(error, Error::NotMounted { .. }), "{error}");
@@ -218,7 +218,7 @@ fn r08_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused
     remount_read_only(&at);
     for error in [
         pool.check().unwrap_err(),
-        pool_error(pool.create_image(&small("a"))),
+        pool_error(pool.new_image(&small("a"))),
     ] {
         assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
     }
@@ -233,7 +233,7 @@ fn r08_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused
     ));
     drop(pool);
     let pool = must(open());
-    must(pool.create_image(&small("a")));
+    must(pool.new_image(&small("a")));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_marker_of_another_pool_is_refused() {
 fn a_pool_grows_while_its_volumes_are_in_use_and_reports_its_capacity_when_empty() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.create_image(&small("a")));
+    let image = must(pool.new_image(&small("a")));
     let staging = machine.staging("s");
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     let larger = image_pool(Bytes::gib(3));
@@ -352,7 +352,7 @@ fn a_growth_that_does_not_fit_leaves_the_pool_in_use_at_its_old_size() {
     let expectation = leave(&machine, pool);
     let pool = must(machine.root().open_pool(&large, expectation));
     is_as_before(&pool);
-    must(pool.create_image(&small("a")));
+    must(pool.new_image(&small("a")));
     // A smaller declared size changes nothing, and a size that fits is allocated.
     for (declared, size) in [(POOL_SIZE, POOL_SIZE), (Bytes::gib(2), Bytes::gib(2))] {
         let file = must(pool.resize_file(declared));
@@ -437,7 +437,7 @@ fn a_pool_is_removed_only_when_it_is_empty() {
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
     let expectation = known(&pool);
-    let image = must(pool.create_image(&small("a")));
+    let image = must(pool.new_image(&small("a")));
     drop(pool);
     let root = machine.root();
     let error = root.remove_pool(&declaration, expectation).unwrap_err();

@@ -31,13 +31,13 @@ fn raw(pool: &Pool, provisioning: Provisioning) -> Image {
         extent_size: Some(ExtentSize::Mib1),
         ..request("raw", SIZE, FilesystemType::Ext4, provisioning)
     };
-    must(pool.create_image(&request))
+    must(pool.new_image(&request))
 }
 
 /// Creates a volume with a filesystem that has a file.
 fn original(machine: &Machine, pool: &Pool, filesystem: FilesystemType) -> Image {
     let name = format!("original-{filesystem}");
-    let image = must(pool.create_image(&request(&name, SMALLER, filesystem, Provisioning::Thin)));
+    let image = must(pool.new_image(&request(&name, SMALLER, filesystem, Provisioning::Thin)));
     let staging = machine.staging("original");
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     fs::write(staging.join("file"), "kept").unwrap();
@@ -144,7 +144,7 @@ fn a_filesystem_is_cloned_to_a_larger_raw_block_volume_byte_for_byte_and_adopted
             }),
             ..request("raw", SIZE, FilesystemType::Ext4, Provisioning::Thin)
         };
-        let raw = must(pool.create_image(&clone));
+        let raw = must(pool.new_image(&clone));
         assert_eq!(content(&raw), Content::Block);
         let bytes = |image: &Image| fs::read(image_path(&machine, &image.uid)).unwrap();
         let (before, copied) = (bytes(&original), bytes(&raw));
@@ -166,7 +166,8 @@ fn a_thick_volume_has_all_of_its_blocks_after_the_adoption() {
     let raw = raw(&pool, Provisioning::Thick);
     write(&machine, &original, &raw);
     must(adopt(&pool, &raw, None));
-    must(pool.provision(&raw.uid, Provisioning::Thick, &|_| {}));
+    must(pool.provision(&raw.uid, Provisioning::Thick));
+    must(pool.reallocate(&raw.uid));
     assert!(allocated(&image_path(&machine, &raw.uid)) >= SIZE.0);
 }
 

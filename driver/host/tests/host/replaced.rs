@@ -59,7 +59,7 @@ fn a_pool_leaves_a_dead_disk_once_it_is_unused_and_is_created_on_a_blank_one() {
     let pool = must(root.open_pool(&device_pool([dead.path.clone()]), Expectation::New));
     let (former, expectation) = (disk_of(&pool), known(&pool));
     assert_eq!(former.identity.as_deref(), Some("serial:dead"));
-    let image = must(pool.create_image(&volume(&machine)));
+    let image = must(pool.new_image(&volume(&machine)));
     let (volume, staging) = (Volume::new(&image), machine.staging("a"));
     must(pool.stage(&volume.stage(&staging)));
     dead.set(Mode::Eio);
@@ -104,7 +104,7 @@ fn images_that_only_the_memory_of_the_kernel_lists_keep_no_pool_on_a_dead_disk()
     let before = device_pool([dead.path.clone()]);
     let pool = must(root.open_pool(&before, Expectation::New));
     let (former, expectation) = (disk_of(&pool), known(&pool));
-    let image = must(pool.create_image(&volume(&machine)));
+    let image = must(pool.new_image(&volume(&machine)));
     dead.set(Mode::Eio);
     assert_eq!(must(pool.images()), [image]);
     drop(pool);
@@ -122,7 +122,7 @@ fn a_former_disk_that_can_be_read_is_left_only_without_images_and_is_not_used_ag
     let before = device_pool([disk.device.clone(), blank.device.clone()]);
     let pool = must(root.open_pool(&before, Expectation::New));
     let (former, expectation) = (disk_of(&pool), known(&pool));
-    let image = must(pool.create_image(&volume(&machine)));
+    let image = must(pool.new_image(&volume(&machine)));
     drop(pool);
     let declaration = after(&[&disk.device, &blank.device], &former);
     let error = root.remove_pool(&declaration, expectation).unwrap_err();

@@ -259,10 +259,21 @@ fn snapshot_member<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Mem
 
 /// Opens the pool as an agent does at its start.
 fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Error>> {
-    root.thaw_all()?;
+    thaw(root)?;
     let pool = root.open_pool(&pool(Bytes::gib(1)), expectation)?;
     pool.sweep()?;
     Ok(pool)
+}
+
+/// Thaws what an earlier process left frozen. Returns the images whose filesystem was frozen.
+pub(crate) fn thaw(root: &Root) -> Result<Vec<Uid>, Box<dyn Error>> {
+    let mut frozen = Vec::new();
+    for (image, was_frozen) in root.thaw_left_frozen(Duration::from_mins(1), |_| true)? {
+        if was_frozen? {
+            frozen.push(image);
+        }
+    }
+    Ok(frozen)
 }
 
 /// UID of the move.
@@ -310,7 +321,7 @@ pub(crate) fn run(
         | Step::OpenCopy => move_volume(step, &open(Bytes::gib(1))?)?,
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
-        Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),
+        Step::Create => drop(open(Bytes::gib(1))?.new_image(&volume())?),
         Step::Stage => stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?,
         Step::StageGrown => {
             root.unstage(&staging)?;
@@ -322,7 +333,7 @@ pub(crate) fn run(
         Step::MakeThick => make_thick(&open(Bytes::gib(1))?)?,
         Step::Prepare => {
             let (pool, volume) = (open(Bytes::gib(1))?, online_volume());
-            pool.create_image(&volume)?;
+            pool.new_image(&volume)?;
             stage(&pool, &volume.uid, &staging)?;
             pool.grow_image(&volume.uid, GROWN)?;
         }
@@ -331,7 +342,7 @@ pub(crate) fn run(
             root.unstage(&staging)?;
             open(Bytes::gib(1))?.remove_image(&online_volume().uid)?;
         }
-        Step::CreateDevice => drop(open(Bytes::gib(1))?.create_image(&device(folder))?),
+        Step::CreateDevice => drop(open(Bytes::gib(1))?.new_image(&device(folder))?),
         Step::StageDevice => stage_block(&open(Bytes::gib(1))?, &device(folder), &staging)?,
         Step::PublishDevice => root.publish_block(&BlockPublishRequest {
             image: &device(folder).uid,
@@ -406,7 +417,7 @@ fn take_snapshots(
             root.take_snapshots(&[member], Consistency::Filesystem, Utc::now)?;
         }
         Step::PrepareGroup => {
-            pool.create_image(&group)?;
+            pool.new_image(&group)?;
             stage_block(pool, &group, &staging)?;
         }
         Step::DismissGroup => {
@@ -431,7 +442,7 @@ fn take_snapshots(
 /// Takes a step of a restore.
 fn restore(step: Step, root: &Root, pool: &Pool) -> Result<(), Box<dyn Error>> {
     match step {
-        Step::Restore => drop(pool.create_image(&restored())?),
+        Step::Restore => drop(pool.new_image(&restored())?),
         Step::Receive => receive(pool)?,
         Step::RemoveRestored => pool.remove_image(&restored().uid)?,
         Step::RemoveSource => {
@@ -439,7 +450,7 @@ fn restore(step: Step, root: &Root, pool: &Pool) -> Result<(), Box<dyn Error>> {
             pool.remove_image(&uid("uid-s"))?;
         }
         _ => {
-            pool.create_image(&online_volume())?;
+            pool.new_image(&online_volume())?;
             let member = snapshot_member(pool, &online_volume(), "s");
             root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
         }
@@ -464,7 +475,7 @@ fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
         }
     }
     incoming.complete()?;
-    pool.create_image(&restored())?;
+    pool.new_image(&restored())?;
     Ok(())
 }
 
@@ -480,7 +491,7 @@ fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<d
             pool.remove_image(&device(folder).uid)?;
         }
         Step::PreparePass => {
-            pool.create_image(&device(folder))?;
+            pool.new_image(&device(folder))?;
             for (name, byte) in [("p", 1), ("q", 2)] {
                 let path = path_in(folder, "images", device(folder).uid.as_str());
                 let file = fs::File::options().write(true).open(path)?;
@@ -530,8 +541,8 @@ fn adopt_filesystem(step: Step, pool: &Pool, folder: &Path) -> Result<(), Box<dy
     match step {
         Step::DismissRaw => pool.remove_image(&raw.uid)?,
         Step::PrepareRaw => {
-            pool.create_image(&raw)?;
-            let original = pool.create_image(&online_volume())?;
+            pool.new_image(&raw)?;
+            let original = pool.new_image(&online_volume())?;
             let path = |uid: &Uid| path_in(folder, "images", uid.as_str());
             let mut from = fs::File::open(path(&original.uid))?;
             let mut to = fs::File::options().write(true).open(path(&raw.uid))?;
@@ -623,12 +634,13 @@ fn stage_with(
 }
 
 fn make_thick(pool: &Pool) -> Result<(), cistern_host::image::Error> {
-    pool.provision(&volume().uid, Provisioning::Thick, &|_| {})
+    pool.provision(&volume().uid, Provisioning::Thick)?;
+    pool.reallocate(&volume().uid)
 }
 
 /// Makes the volume thin, and frees blocks as a discard inside the volume does.
 fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
-    pool.provision(&volume().uid, Provisioning::Thin, &|_| {})?;
+    pool.provision(&volume().uid, Provisioning::Thin)?;
     let path = path_in(folder, "images", volume().uid.as_str());
     let file = std::fs::File::options().write(true).open(path)?;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

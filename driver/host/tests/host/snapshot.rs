@@ -25,7 +25,7 @@ use crate::{
         Machine, POOL_SIZE, Volume, allocated, image_path, image_pool, known, must, open_new,
         released, request, root, uid, unstage,
     },
-    scenario::Volumes as _,
+    scenario::{Volumes as _, thaw},
 };
 
 /// The default of a StoragePool.
@@ -103,7 +103,7 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
             let machine = Machine::new();
             let pool = large_pool(&machine);
             let wanted = |name, size| request(name, size, filesystem, provisioning);
-            let source = must(pool.create_image(&wanted("a", SIZE)));
+            let source = must(pool.new_image(&wanted("a", SIZE)));
             let mount = |image: &Image| {
                 let staging = machine.staging(image.uid.as_str());
                 must(pool.stage(&Volume::new(image).stage(&staging)));
@@ -122,9 +122,9 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
             assert_eq!(taken.size, SIZE);
             write_synced(&live, "third");
 
-            let same = must(pool.create_image(&from(&taken, wanted("b", SIZE))));
-            let larger = must(pool.create_image(&from(&taken, wanted("c", Bytes::mib(400)))));
-            let clone = must(pool.create_image(&from(&source, wanted("d", Bytes::mib(500)))));
+            let same = must(pool.new_image(&from(&taken, wanted("b", SIZE))));
+            let larger = must(pool.new_image(&from(&taken, wanted("c", Bytes::mib(400)))));
+            let clone = must(pool.new_image(&from(&source, wanted("d", Bytes::mib(500)))));
             for (image, third) in [(&same, false), (&larger, false), (&clone, true)] {
                 let staging = mount(image);
                 assert_eq!(read(&staging, "first"), "first", "{filesystem}");
@@ -143,7 +143,7 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
             }
             assert!(!live.join("own").exists());
             // A clone of a clone.
-            let second = must(pool.create_image(&from(&same, wanted("e", SIZE))));
+            let second = must(pool.new_image(&from(&same, wanted("e", SIZE))));
             let staging = mount(&second);
             assert_eq!(read(&staging, "own"), "own", "{filesystem}");
 
@@ -183,7 +183,7 @@ fn cs_04_a_repeated_request_finds_the_snapshots_and_an_incomplete_set_is_taken_a
     let machine = Machine::new();
     let pool = large_pool(&machine);
     let thin = |name| request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin);
-    let volumes = ["a", "b"].map(|name| must(pool.create_image(&thin(name))));
+    let volumes = ["a", "b"].map(|name| must(pool.new_image(&thin(name))));
     let staging = machine.staging("globalmount");
     must(pool.stage(&Volume::new(&volumes[0]).stage(&staging)));
     let members = |names: [&str; 2]| {
@@ -208,12 +208,12 @@ fn cs_04_a_repeated_request_finds_the_snapshots_and_an_incomplete_set_is_taken_a
     let second = take(["s", "t"]);
     assert!(moment(&second[0]) > moment(&first[0]));
     assert_eq!(moment(&second[0]), moment(&second[1]));
-    assert_eq!(must(machine.root().thaw_all()), []);
+    assert_eq!(thaw(&machine.root()).unwrap(), []);
 }
 
 /// Creates a raw block volume of 1 MiB with content.
 fn block(machine: &Machine, pool: &Pool, name: &str) -> Image {
-    let image = must(pool.create_image(&wanted_block(name, Bytes::mib(1))));
+    let image = must(pool.new_image(&wanted_block(name, Bytes::mib(1))));
     fill(machine, &image, name);
     image
 }
@@ -302,8 +302,7 @@ fn images_survive_the_removal_of_related_images_in_any_order() {
         let request = snapshot_of(&source, "s");
         let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
         fill(&machine, &source, "later");
-        let clone =
-            |of, name| must(pool.create_image(&from(of, wanted_block(name, Bytes::mib(2)))));
+        let clone = |of, name| must(pool.new_image(&from(of, wanted_block(name, Bytes::mib(2)))));
         let (restored, cloned) = (clone(&taken, "b"), clone(&source, "c"));
         let images = [
             (source, "later"),
@@ -330,7 +329,7 @@ fn a_snapshot_is_never_attached_grown_or_allocated_and_only_root_reads_it() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let thick = request("a", SIZE, FilesystemType::Ext4, Provisioning::Thick);
-    let source = must(pool.create_image(&thick));
+    let source = must(pool.new_image(&thick));
     let request = snapshot_of(&source, "s");
     let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
     let path = image_path(&machine, &taken.uid);
@@ -356,7 +355,7 @@ fn a_snapshot_is_never_attached_grown_or_allocated_and_only_root_reads_it() {
     conflicts(pool.grow_image(&taken.uid, Bytes::mib(400)));
     // A volume with the snapshot's UID is a conflict as well.
     let uid = taken.uid.clone();
-    conflicts(pool.create_image(&ImageRequest { uid, ..thick }));
+    conflicts(pool.new_image(&ImageRequest { uid, ..thick }));
     must(pool.reallocate(&taken.uid));
     assert!(
         allocated(&path) < taken.size.0 / 2,
@@ -391,7 +390,7 @@ fn an_image_whose_copy_would_block_its_writers_for_too_long_is_refused() {
     assert!(is_it, "{error}");
     let mut wanted = from(&source, wanted_block("b", Bytes::mib(1)));
     wanted.source.as_mut().unwrap().extent_limits = limits(19);
-    let error = pool.create_image(&wanted).unwrap_err();
+    let error = pool.new_image(&wanted).unwrap_err();
     assert!(
         matches!(error, image::Error::StallTooLong { .. }),
         "{error}"
@@ -420,7 +419,7 @@ fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() 
         let mut wanted = from(&source, wanted_block("b", Bytes::mib(1)));
         wanted.source.as_mut().unwrap().extent_limits = ExtentLimits::number(limit);
         change(&mut wanted);
-        pool.create_image(&wanted)
+        pool.new_image(&wanted)
     };
     let taken = |limit, change: fn(&mut SnapshotRequest)| {
         let mut request = snapshot_of(&source, "s");
@@ -459,9 +458,9 @@ fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() 
 fn of_image(error: snapshot::Error) -> image::Error {
     match error {
         snapshot::Error::Image(error) => error,
-        error @ (snapshot::Error::FreezeFailed { .. } | snapshot::Error::Stopped(_)) => {
-            panic!("{error}")
-        }
+        error @ (snapshot::Error::FreezeFailed { .. }
+        | snapshot::Error::StallTooLong { .. }
+        | snapshot::Error::Stopped(_)) => panic!("{error}"),
     }
 }
 
@@ -470,8 +469,8 @@ fn vcs_07_a_clone_smaller_than_its_source_is_refused() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let wanted = |name, size| request(name, size, FilesystemType::Ext4, Provisioning::Thin);
-    let source = must(pool.create_image(&wanted("a", Bytes::mib(301))));
-    conflicts(pool.create_image(&from(&source, wanted("b", SIZE))));
+    let source = must(pool.new_image(&wanted("a", Bytes::mib(301))));
+    conflicts(pool.new_image(&from(&source, wanted("b", SIZE))));
     assert_eq!(must(pool.images()), [source]);
 }
 
@@ -487,7 +486,7 @@ fn an_image_that_is_being_read_is_not_removed() {
     let error = pool.remove_image(&taken.uid).unwrap_err();
     assert!(matches!(error, image::Error::InUse { .. }), "{error}");
     // Concurrent readers are allowed.
-    must(pool.create_image(&from(&taken, wanted_block("b", Bytes::mib(1)))));
+    must(pool.new_image(&from(&taken, wanted_block("b", Bytes::mib(1)))));
     drop(reader);
     must(pool.remove_image(&taken.uid));
 }
@@ -512,12 +511,12 @@ fn a_filesystem_made_with_any_options_is_cloned_live_and_mounted_beside_its_sour
                 mkfs_options: MkfsOptions::parse(filesystem, options).unwrap(),
                 ..request(name, size, filesystem, Provisioning::Thin)
             };
-            let source = must(pool.create_image(&wanted("a", SIZE)));
+            let source = must(pool.new_image(&wanted("a", SIZE)));
             let clone = |live: &Path| {
                 write_synced(live, "first");
                 write_synced(live, "second");
                 let larger = from(&source, wanted("b", Bytes::mib(400)));
-                must(pool.create_image(&larger))
+                must(pool.new_image(&larger))
             };
             let live = machine.staging("live");
             must(pool.stage(&Volume::new(&source).stage(&live)));
@@ -539,7 +538,7 @@ fn a_snapshot_is_charged_for_written_and_not_for_unwritten_allocated_space() {
         let machine = Machine::new();
         let pool = large_pool(&machine);
         let wanted = request("a", SIZE, FilesystemType::Ext4, provisioning);
-        let source = must(pool.create_image(&wanted));
+        let source = must(pool.new_image(&wanted));
         let before = must(pool.written(&source.uid));
         assert!(before > Bytes::ZERO && before < Bytes::mib(16), "{before}");
         let file = fs::File::options()

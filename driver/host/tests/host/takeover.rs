@@ -20,7 +20,7 @@ use crate::{
     harness::{
         Machine, POOL_SIZE, device_pool, image_pool, known, must, request, run, uid, unmount,
     },
-    scenario::node,
+    scenario::{Volumes as _, node},
 };
 
 fn on(name: &str, pool: &PoolDeclaration) -> PoolDeclaration {
@@ -76,7 +76,7 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
             FilesystemType::Ext4,
             Provisioning::Thin,
         );
-        let volume = must(opened.create_image(&volume));
+        let volume = must(opened.new_image(&volume));
         let before = known(&opened);
         drop(opened);
         unmount(&machine.mount_point(&pool));

@@ -17,7 +17,7 @@ use crate::{
 fn volume(pool: &Pool) -> Image {
     let size = Bytes::mib(64);
     let request = request("a", size, FilesystemType::Ext4, Provisioning::Thick);
-    must(pool.create_image(&request))
+    must(pool.new_image(&request))
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::{
         Machine, POOL_SIZE, allocated, eventually, image_path, image_pool, known, must, open_new,
         request, run, unmount,
     },
+    scenario::Volumes as _,
 };
 
 /// Writes a file and waits until it is on the disk.
@@ -30,7 +31,7 @@ fn no_synced_data_is_lost_when_a_pool_is_trimmed_on_its_host_and_others_take_the
     let at = machine.mount_point(&declaration);
     let file = at.with_extension("img");
     let size = Bytes::mib(64);
-    let image = must(pool.create_image(&ImageRequest {
+    let image = must(pool.new_image(&ImageRequest {
         uid: machine.uid("a"),
         ..request("a", size, FilesystemType::Ext4, Provisioning::Thin)
     }));

@@ -6,6 +6,8 @@
 //! unclaimed images, other files ┘
 //! ```
 //!
+//! Unclaimed images are orphans, and what volumes that moved have left: closed images and copies.
+//!
 //! *Invariant:* every decision is made here, against all reservations of the pool. An existing
 //! image is counted even if its pool takes nothing new.
 
@@ -30,7 +32,7 @@ pub use self::{
 };
 use self::{
     ledger::{Limits, Supported},
-    reservations::{PendingOfPool, ReservationKind, Reservations},
+    reservations::{Pending, PendingOfPool, ReservationKind, Reservations},
 };
 use super::{
     desired::{AssignedObjects, Desired},
@@ -198,22 +200,18 @@ impl Admission {
         ledger_of(pool, before, assigned, pending)
     }
 
-    /// Drops the pending reservations that the watch shows.
-    pub fn drop_observed(&self, all: &HashMap<String, AssignedObjects>) {
-        let volumes = by_uid(all.values().flat_map(AssignedObjects::volumes));
-        let snapshots = by_uid(all.values().flat_map(AssignedObjects::snapshots));
-        let replicas = by_uid(all.values().flat_map(AssignedObjects::replicas));
+    /// Reads the watched objects of all pools, and drops the pending reservations that they show.
+    pub fn observe(&self) -> HashMap<String, AssignedObjects> {
         self.reservations
-            .retain(|uid, reservation| match reservation.holder {
-                Holder::Volume => match (volumes.get(uid), replicas.get(uid)) {
-                    (Some(volume), _) => reservation.is_awaited_by_volume(volume),
-                    (None, Some(replica)) => reservation.is_awaited_by_replica(replica),
-                    (None, None) => false,
-                },
-                Holder::Snapshot { .. } => snapshots
-                    .get(uid)
-                    .is_some_and(|snapshot| reservation.is_awaited_by_snapshot(snapshot)),
-            });
+            .locked(|pending| self.observe_with(pending))
+    }
+
+    /// As [`Self::observe`]. The pending reservations are locked before the objects are read: one that is made later, for a later
+    /// object, would be dropped.
+    fn observe_with(&self, pending: &mut Pending) -> HashMap<String, AssignedObjects> {
+        let all = self.desired.by_pool();
+        drop_observed(pending, &all);
+        all
     }
 
     fn reserve(
@@ -223,18 +221,18 @@ impl Admission {
         wanted: Reservation,
         kind: ReservationKind,
     ) -> Result<(), Explanation> {
-        let (uid, name) = (object.meta().uid.as_deref(), &pool.spec.name);
-        let mut all = self.desired.by_pool();
-        self.drop_observed(&all);
-        let assigned = all.remove(name).unwrap_or_default();
-        if let Some(reason) = kind.refused_by_closed_pool()
-            && let Some(why) = self.closed_with(pool, &assigned)
-        {
-            return Err(Explanation::new(reason, why.to_string()));
-        }
-        let ledger = |pending| ledger_of(pool, None, &assigned, pending);
-        let uid = uid.unwrap_or_default();
-        Ok(self.reservations.reserve(uid, name, wanted, kind, ledger)?)
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        let name = &pool.spec.name;
+        self.reservations.locked(|pending| {
+            let assigned = self.observe_with(pending).remove(name).unwrap_or_default();
+            if let Some(reason) = kind.refused_by_closed_pool()
+                && let Some(why) = self.closed_with(pool, &assigned)
+            {
+                return Err(Explanation::new(reason, why.to_string()));
+            }
+            let ledger = |others| ledger_of(pool, None, &assigned, others);
+            Ok(pending.reserve(uid, name, wanted, kind, ledger)?)
+        })
     }
 }
 
@@ -270,6 +268,23 @@ fn unless_equal<T: Copy + PartialEq>(requested: Option<T>, admitted: Option<T>) 
     requested.filter(|limit| admitted != Some(*limit))
 }
 
+/// Drops the pending reservations that these objects show.
+fn drop_observed(pending: &mut Pending, all: &HashMap<String, AssignedObjects>) {
+    let volumes = by_uid(all.values().flat_map(AssignedObjects::volumes));
+    let snapshots = by_uid(all.values().flat_map(AssignedObjects::snapshots));
+    let replicas = by_uid(all.values().flat_map(AssignedObjects::replicas));
+    pending.retain(|uid, reservation| match reservation.holder {
+        Holder::Volume => match (volumes.get(uid), replicas.get(uid)) {
+            (Some(volume), _) => reservation.is_awaited_by_volume(volume),
+            (None, Some(replica)) => reservation.is_awaited_by_replica(replica),
+            (None, None) => false,
+        },
+        Holder::Snapshot { .. } => snapshots
+            .get(uid)
+            .is_some_and(|snapshot| reservation.is_awaited_by_snapshot(snapshot)),
+    });
+}
+
 /// The ledger of a pool: the watched objects, the pending reservations, and the unclaimed bytes on the
 /// disk.
 fn ledger_of(
@@ -298,8 +313,12 @@ fn ledger_of(
         &mut pending,
     ));
     let unclaimed = pool.usable().map_or(Bytes::ZERO, |usable| {
-        let images = usable.images.unclaimed(&assigned.claimed_images());
-        images.saturating_add(usable.stray_bytes())
+        let claimed = assigned.claimed_images();
+        let images = usable.images.unclaimed(&claimed);
+        let moving = usable.images.unclaimed_moving(&claimed);
+        images
+            .saturating_add(moving)
+            .saturating_add(usable.stray_bytes())
     });
     let reservations = reservations.into_iter().chain(pending.into_values());
     let limits = Limits::new(empty, supported(pool), &pool.spec);

@@ -1,8 +1,11 @@
-//! Allocations of volumes that become thick, which take minutes if an image has very many holes, and of logical volumes, which are
+//! Allocations of volumes that become thick, which take hours if an image has very many holes, and of logical volumes, which are
 //! written with zeros.
 //!
-//! *Invariant:* the progress is in memory: an interrupted allocation starts again, behind what is
-//! allocated. Zeros are written again from the start.
+//! *Invariants:* a volume has one allocation at a time, and the agent takes no other step for it until that has ended. An
+//! allocation does not hold the volume's lock: pods can use the volume meanwhile. The progress is in memory: an interrupted
+//! allocation starts again, behind what is allocated. Zeros are written again from the start.
+
+use std::ops::ControlFlow;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
@@ -18,21 +21,47 @@ use super::{
 
 /// Allocations that run on this node.
 #[derive(Debug, Default)]
-pub struct Allocations(Running<Progress>);
+pub struct Allocations(Running<State>);
 
 /// An allocation that runs. Dropping it ends it.
 #[derive(Debug)]
-pub struct Allocation(RunningWork<Progress>);
+pub struct Allocation(RunningWork<State>);
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    progress: Progress,
+    /// It is to end at the next occasion.
+    is_stopped: bool,
+}
 
 impl Allocations {
-    /// Begins the allocation of a volume.
-    pub fn begin(&self, volume: &str, now: DateTime<Utc>) -> Allocation {
-        Allocation(self.0.begin(volume, Progress::begun(now)))
+    /// Begins the allocation of a volume; None while an earlier one runs.
+    pub fn begin(&self, volume: &str, now: DateTime<Utc>) -> Option<Allocation> {
+        let state = State {
+            progress: Progress::begun(now),
+            is_stopped: false,
+        };
+        self.0.begin_alone(volume, state).map(Allocation)
+    }
+
+    /// Whether an allocation of a volume runs.
+    pub fn is_running(&self, volume: &str) -> bool {
+        self.0.progress(volume).is_some()
+    }
+
+    /// Stops the allocation of a volume at the next occasion. Returns whether one runs that was not stopped before.
+    pub fn stop(&self, volume: &str) -> bool {
+        let mut stops = false;
+        self.0.update(volume, |state| {
+            stops = !state.is_stopped;
+            state.is_stopped = true;
+        });
+        stops
     }
 
     /// The progress of a volume that becomes thick, is made or grows, if its status reports something else.
     pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<Progress> {
-        let progress = self.0.progress(&volume.name_any())?;
+        let progress = self.0.progress(&volume.name_any())?.progress;
         let finding = finding(volume, progress)?;
         let reported = condition::find(volume.conditions(), finding.kind);
         let is_reported = reported.is_some_and(|reported| reported.message == finding.message);
@@ -72,11 +101,18 @@ pub fn finding(volume: &PoolVolume, progress: Progress) -> Option<ConditionUpdat
 }
 
 impl Allocation {
-    /// Records the completed percentage.
-    pub fn reached(&self, percent: u8) {
-        self.0.update(|progress| {
-            progress.reach(percent);
+    /// Records the completed percentage. Breaks if the allocation is to stop.
+    pub fn reached(&self, percent: u8) -> ControlFlow<()> {
+        let mut is_stopped = false;
+        self.0.update(|state| {
+            state.progress.reach(percent);
+            is_stopped = state.is_stopped;
         });
+        if is_stopped {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 }
 
@@ -90,7 +126,7 @@ mod tests {
     #[test]
     fn each_step_of_a_volume_that_becomes_thick_is_reported_once_until_it_ends() {
         let (allocations, mut volume) = (Allocations::default(), ready_volume());
-        let allocation = allocations.begin(&volume.name_any(), at(0));
+        let allocation = allocations.begin(&volume.name_any(), at(0)).unwrap();
         let applied = ConditionUpdate::reconciled(ConditionType::AttributesApplied);
         let conditions = &mut volume.status.as_mut().unwrap().conditions;
         condition::set(conditions, &applied, None, at(0));
@@ -101,7 +137,7 @@ mod tests {
         status.attributes = Some(volume.spec.attributes);
         status.conditions.clear();
         for percent in [0, 35] {
-            allocation.reached(percent);
+            assert!(allocation.reached(percent).is_continue());
             let progress = allocations.unreported_progress(&volume).unwrap();
             let finding = finding(&volume, progress).unwrap();
             let text = format!("since 1970-01-01T00:00:00Z: {percent} % are done");
@@ -110,20 +146,36 @@ mod tests {
             condition::set(&mut status.conditions, &finding, None, at(1));
             assert_eq!(allocations.unreported_progress(&volume), None);
         }
-        allocation.reached(70);
+        assert!(allocation.reached(70).is_continue());
         drop(allocation);
         assert_eq!(allocations.unreported_progress(&volume), None);
         assert!(volume.is_being_modified());
     }
 
     #[test]
+    fn a_volume_has_one_allocation_at_a_time_which_ends_once_it_is_stopped() {
+        let allocations = Allocations::default();
+        let allocation = allocations.begin("a", at(0)).unwrap();
+        assert!(allocations.begin("a", at(1)).is_none());
+        let other = allocations.begin("b", at(1)).unwrap();
+        assert!(allocations.stop("a") && !allocations.stop("a"));
+        assert!(allocation.reached(1).is_break() && other.reached(1).is_continue());
+        assert!(allocations.begin("a", at(2)).is_none(), "it has not ended");
+        drop(allocation);
+        assert!(!allocations.is_running("a") && allocations.is_running("b"));
+        assert!(!allocations.stop("a"));
+        let next = allocations.begin("a", at(3)).unwrap();
+        assert!(next.reached(1).is_continue());
+    }
+
+    #[test]
     fn each_step_of_a_volume_that_is_written_with_zeros_is_reported_once_from_the_first_on() {
         let zeroed = |mut volume: PoolVolume, kind, text: &str| {
             let allocations = Allocations::default();
-            let allocation = allocations.begin(&volume.name_any(), at(0));
+            let allocation = allocations.begin(&volume.name_any(), at(0)).unwrap();
             // An image is made at once.
             assert_eq!(allocations.unreported_progress(&volume), None);
-            allocation.reached(35);
+            assert!(allocation.reached(35).is_continue());
             let progress = allocations.unreported_progress(&volume).unwrap();
             let finding = finding(&volume, progress).unwrap();
             assert_eq!((finding.kind, finding.reason), (kind, Reason::Zeroing));

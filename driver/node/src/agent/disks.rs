@@ -104,7 +104,7 @@ async fn listed(agent: &Agent) -> Option<Vec<Listed>> {
             return None;
         }
         Ok(Err(error)) => {
-            tracing::error!(error = %Chain(&error), "cannot list the disks of the node");
+            tracing::error!(error = %Chain(&error), "the task that lists the disks panicked");
             return None;
         }
         Err(_) => {

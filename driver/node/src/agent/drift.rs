@@ -13,6 +13,7 @@
 mod compare;
 mod copies;
 mod elsewhere;
+mod per_pool;
 mod reclaim;
 mod state;
 mod tracked;
@@ -21,7 +22,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use self::reclaim::Reclaims;
+use self::per_pool::PerPool;
 pub use self::state::Drift;
 use super::Agent;
 
@@ -32,12 +33,12 @@ const SOONEST: u32 = 10;
 /// Compares periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, interval: Duration) {
     agent.pools.reconciled().await;
-    let mut reclaims = Reclaims::default();
+    let (mut reclaims, mut copies) = (PerPool::default(), PerPool::default());
     let mut wait = interval;
     loop {
         let has_changes = Box::pin(compare::compare(agent)).await;
-        reclaims.begin(agent);
-        copies::begin(agent);
+        reclaim::begin(agent, &mut reclaims);
+        copies::begin(agent, &mut copies);
         wait = next_wait(wait, has_changes, interval);
         sleep(wait).await;
     }

@@ -134,14 +134,14 @@ impl IoEnforcement {
         unstaged
     }
 
-    /// Removes the limits of volumes. A failure only makes the work that follows slow.
+    /// Removes the limits of volumes, also those that they should not have any more. A failure only makes the work that
+    /// follows slow.
     fn lift(&self, root: &Root, volumes: &[LimitedVolume]) {
         let unlimited = |volume: &LimitedVolume| LimitedVolume {
             limits: IoLimits::NONE,
             ..volume.clone()
         };
-        let limited = volumes.iter().filter(|volume| !volume.limits.is_none());
-        let unlimited: Vec<_> = limited.map(unlimited).collect();
+        let unlimited: Vec<_> = volumes.iter().map(unlimited).collect();
         if !unlimited.is_empty() {
             self.apply(root, &unlimited);
         }
@@ -201,6 +201,21 @@ pub fn known(volume: &str, desired: &Desired, pools: &Pools) -> Option<LimitedVo
     let object = desired.volume(volume)?;
     let volume = Volume::read(readable(&object)?).ok()?;
     Some(of(&volume, pools))
+}
+
+/// The volume that is staged at a path, without limits; None if none is. For one whose object is gone or unreadable. Blocks.
+pub fn staged_at(volume: &str, root: &Root, staging: &Path) -> Option<LimitedVolume> {
+    match root.staged_image(staging) {
+        Ok(image) => image.map(|image| LimitedVolume {
+            name: volume.to_owned(),
+            image,
+            limits: IoLimits::NONE,
+        }),
+        Err(error) => {
+            tracing::warn!(volume, error = %Chain(&error), "cannot find the volume that is unstaged, to remove its limits");
+            None
+        }
+    }
 }
 
 /// Whether a status reports that limits are not in force.

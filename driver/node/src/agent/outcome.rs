@@ -39,6 +39,24 @@ pub enum ImageOutcome<Own> {
     Own(Own),
 }
 
+impl<Own> ImageOutcome<Own> {
+    /// Why the step did not succeed; None if it did. `failure_of` says so for an outcome that only one kind has.
+    pub fn failure(
+        &self,
+        failure_of: impl FnOnce(&Own) -> Option<Explanation>,
+    ) -> Option<Explanation> {
+        match self {
+            Self::Refused(why) | Self::NotReady(why) | Self::NotReclaimed(why) => Some(why.clone()),
+            Self::Own(own) => failure_of(own),
+            Self::Rested
+            | Self::Admitted { .. }
+            | Self::Ready(_)
+            | Self::DeletionCommitted
+            | Self::Reclaimed => None,
+        }
+    }
+}
+
 /// Applies an outcome to an object's conditions. `own` are the updates of its kind, and `known` are
 /// all conditions of the kind.
 pub fn apply_outcome<K: Kind + HasImage, Own>(

@@ -4,7 +4,8 @@
 //! image stays missing until an administrator acts.
 
 use cistern_crds::{
-    Condition, ConditionType, HasImage, PoolVolume, PoolVolumeStatus, Reason, condition,
+    AccessType, Condition, ConditionType, HasImage, PoolVolume, PoolVolumeStatus, Provisioning,
+    Reason, condition,
 };
 
 /// The lifecycle phase of an object of any kind.
@@ -106,6 +107,41 @@ pub fn next(volume: &PoolVolume) -> VolumeStep {
     }
 }
 
+/// Whether a step makes the image as it is to be, or checks it.
+pub fn is_on_image(step: VolumeStep) -> bool {
+    match step {
+        VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => true,
+        VolumeStep::Rest
+        | VolumeStep::Admit
+        | VolumeStep::AdmitGrowth
+        | VolumeStep::AdmitAttributes
+        | VolumeStep::Reclaim => false,
+    }
+}
+
+/// Whether a step on a volume that exists can take hours: its space is allocated, or its new part is written with zeros. `is_logical`
+/// is whether it is a logical volume.
+pub fn is_allocation(step: VolumeStep, volume: &PoolVolume, is_logical: bool) -> bool {
+    match step {
+        VolumeStep::Keep => {
+            let is_thick = volume.admitted_attributes().provisioning == Provisioning::Thick;
+            // A volume of a new epoch is reported first.
+            let is_reported = volume.current_status().is_some();
+            !is_logical && is_thick && is_reported && volume.is_being_modified()
+        }
+        VolumeStep::Grow => {
+            let is_raw = volume.access_type() == AccessType::Block;
+            is_logical && is_raw && volume.spec.encryption.is_none()
+        }
+        VolumeStep::Rest
+        | VolumeStep::Admit
+        | VolumeStep::Make
+        | VolumeStep::AdmitGrowth
+        | VolumeStep::AdmitAttributes
+        | VolumeStep::Reclaim => false,
+    }
+}
+
 fn awaits_growth(volume: &PoolVolume) -> bool {
     let reserved = volume.status.as_ref().and_then(|status| status.reserved);
     reserved < Some(volume.spec.size) && volume.refused_growth().is_none()
@@ -118,7 +154,7 @@ fn awaits_attributes(volume: &PoolVolume) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, Provisioning, condition::ConditionUpdate};
+    use cistern_crds::{Bytes, Encryption, condition::ConditionUpdate};
 
     use super::*;
     use crate::{
@@ -182,6 +218,7 @@ mod tests {
 
         volume.status.as_mut().unwrap().reserved = Some(Bytes::gib(2));
         assert_eq!(next(&volume), VolumeStep::Grow);
+        assert!(!is_allocation(VolumeStep::Grow, &volume, false));
         // An even larger size is requested: the reserved growth is done first.
         volume.spec.size = Bytes::gib(3);
         assert_eq!(next(&volume), VolumeStep::Grow);
@@ -231,7 +268,43 @@ mod tests {
         let mut admitted = volume;
         admitted.status.as_mut().unwrap().attributes = Some(admitted.spec.attributes);
         assert_eq!(next(&admitted), VolumeStep::Keep);
+        assert!(is_allocation(VolumeStep::Keep, &admitted, false));
         assert!(!reservation.is_awaited_by_volume(&admitted));
+        let applied = ConditionUpdate::reconciled(ConditionType::AttributesApplied);
+        let conditions = &mut admitted.status.as_mut().unwrap().conditions;
+        condition::set(conditions, &applied, Some(2), at(1));
+        assert!(!is_allocation(VolumeStep::Keep, &admitted, false));
+    }
+
+    #[test]
+    fn a_volume_that_becomes_thick_is_allocated_unless_its_epoch_is_not_reported() {
+        let mut volume = asked_to_be_thick();
+        let is_allocation = |volume: &PoolVolume| is_allocation(VolumeStep::Keep, volume, false);
+        assert!(!is_allocation(&volume), "not admitted");
+        volume.status.as_mut().unwrap().attributes = Some(volume.spec.attributes);
+        assert!(is_allocation(&volume));
+        volume.spec.epoch = 1;
+        assert!(!is_allocation(&volume), "its move was undone");
+        volume.status.as_mut().unwrap().epoch = 1;
+        assert!(is_allocation(&volume));
+        let attributes = &mut volume.status.as_mut().unwrap().attributes;
+        attributes.as_mut().unwrap().provisioning = Provisioning::Thin;
+        volume.spec.attributes.provisioning = Provisioning::Thin;
+        assert!(volume.is_being_modified() && !is_allocation(&volume));
+    }
+
+    #[test]
+    fn only_the_growth_of_a_raw_logical_volume_without_encryption_is_written_with_zeros() {
+        let is_long = |volume: &PoolVolume| is_allocation(VolumeStep::Grow, volume, true);
+        let mut volume = ready_volume();
+        assert!(!is_long(&volume), "a filesystem");
+        (volume.spec.access_type, volume.spec.filesystem) = (AccessType::Block, None);
+        volume.status.as_mut().unwrap().filesystem = None;
+        assert!(is_long(&volume));
+        assert!(!is_allocation(VolumeStep::Grow, &volume, false), "image");
+        assert!(!is_allocation(VolumeStep::Make, &volume, true));
+        volume.spec.encryption = Some(Encryption::Luks2);
+        assert!(!is_long(&volume), "encrypted");
     }
 
     #[test]

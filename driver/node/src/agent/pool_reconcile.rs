@@ -166,18 +166,25 @@ async fn reconcile_pool(
         found,
     };
     if agent.pools.set(pool_state) {
-        for object in &assigned.volumes {
-            agent.work.volumes.enqueue(&name(object));
-        }
-        for object in &assigned.snapshots {
-            agent.work.snapshots.enqueue(&name(object));
-        }
-        // The operator commits a move only while the copy is ready.
-        for object in &assigned.replicas {
-            agent.work.replicas.enqueue(&name(object));
-        }
+        enqueue_all(agent, &spec.name);
     }
     is_reconciled
+}
+
+/// Enqueues the objects of a pool that has become usable or unusable, or whose limits of I/O have changed. They are read after
+/// that: an object that arrived while the pool was being opened was refused, and nothing else would reconcile it again.
+fn enqueue_all(agent: &Agent, pool: &str) {
+    let assigned = agent.desired.by_pool().remove(pool).unwrap_or_default();
+    for object in &assigned.volumes {
+        agent.work.volumes.enqueue(&name(object));
+    }
+    for object in &assigned.snapshots {
+        agent.work.snapshots.enqueue(&name(object));
+    }
+    // The operator commits a move only while the copy is ready.
+    for object in &assigned.replicas {
+        agent.work.replicas.enqueue(&name(object));
+    }
 }
 
 /// Opens a desired pool. A pool whose disk hangs is not touched, because the work would hang as
@@ -240,5 +247,53 @@ async fn on_pool_disk(
             let message = format!("a probe of the pool takes longer than {DEADLINE:?}");
             PoolAvailability::unusable(Reason::ProbeTimedOut, message)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::pending};
+
+    use chrono::Utc;
+    use cistern_crds::Bytes;
+    use cistern_host::{Linux, Root};
+    use cistern_transfer::KeyPair;
+    use http::{Request, Response};
+    use kube::{
+        Client,
+        client::Body,
+        core::DeserializeGuard,
+        runtime::{reflector, watcher::Event},
+    };
+    use tower::service_fn;
+
+    use super::*;
+    use crate::testing::{image_source, node_pool, wanted_volume};
+
+    #[tokio::test]
+    async fn an_object_that_arrives_while_its_pool_is_opened_is_reconciled_again() {
+        // No request is made.
+        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
+        let client = Client::new(service_fn(api_server), "default");
+        let root = Root::new("/nowhere", Arc::new(Linux::new("/nowhere")));
+        let keys = KeyPair::generate().unwrap();
+        let (mut agent, _watches) = Agent::new(&client, "node-1", root, keys, Utc::now);
+        let (volumes, mut watch) = reflector::store();
+        agent.desired.volumes = volumes;
+        let agent = Arc::new(agent);
+        let owner = Owner {
+            node: "node-1".to_owned(),
+            machine: None,
+        };
+        // It is unusable, which its objects report.
+        let spec = node_pool("fast", "no UID", image_source(Bytes::gib(1)));
+        let desired = DesiredPool::all(&owner, &[spec], &[]).remove(0);
+        // The list is older than the volume.
+        let before = AssignedObjects::default();
+        watch.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(wanted_volume()))));
+
+        assert!(!reconcile_pool(&agent, &desired, None, &before).await);
+        let enqueued = agent.work.volumes.queued.lock().await.try_recv();
+        assert_eq!(enqueued.as_deref(), Ok("pvc-1"));
     }
 }

@@ -28,7 +28,7 @@ use crate::image;
 #[derive(Debug, Default)]
 pub struct Pools {
     states: Mutex<BTreeMap<String, Arc<PoolState>>>,
-    /// Notified when a pool becomes usable or unusable.
+    /// Notified when a pool becomes usable or unusable, or its limits change.
     changed: Notify,
     limiter: PoolLimiter,
     /// Requests a reconcile of the pools.
@@ -93,14 +93,17 @@ impl Pools {
         self.states.lock().values().cloned().collect()
     }
 
-    /// Records the state of a pool. Returns whether it became usable or unusable.
+    /// Records the state of a pool. Returns whether it became usable or unusable, or has other limits for its volumes' I/O.
     pub fn set(&self, pool_state: PoolState) -> bool {
         let usable = pool_state.usable().is_some();
+        let volume_io = pool_state.spec.limits.volume_io;
         let before = self
             .states
             .lock()
             .insert(pool_state.spec.name.clone(), Arc::new(pool_state));
-        let is_changed = before.is_none_or(|before| before.usable().is_some() != usable);
+        let is_changed = before.is_none_or(|before| {
+            before.usable().is_some() != usable || before.spec.limits.volume_io != volume_io
+        });
         if is_changed {
             self.changed.notify_waiters();
         }
@@ -149,10 +152,15 @@ impl Pools {
             .retain(|name, _| names.contains(&name.as_str()));
     }
 
-    /// Waits for the permits to make a volume in the pool of this name.
-    pub async fn permit_to_make(&self, name: &str) -> Option<(Permit, Permit)> {
-        let making = self.limiter.making(name).await?;
-        Some((making, self.limiter.volume(name).await?))
+    /// Waits for a permit to make a volume of the pool of this name, which needs one of [`Self::permit`] as well.
+    pub async fn permit_to_make(&self, name: &str) -> Option<Permit> {
+        self.limiter.made(name).await
+    }
+
+    /// Waits for a permit for work of hours on an existing volume of the pool of this name, which needs one of [`Self::permit`] as
+    /// well.
+    pub async fn permit_to_allocate(&self, name: &str) -> Option<Permit> {
+        self.limiter.allocation(name).await
     }
 
     /// Waits for a permit to work on a volume of the pool of this name.
@@ -201,5 +209,30 @@ impl Pools {
     /// The StorageNode that the last reconcile used; changes after each reconcile.
     pub fn reconciles(&self) -> watch::Receiver<Option<NodeVersion>> {
         self.reconciled.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, IoLimits};
+
+    use super::*;
+    use crate::testing::{image_source, node_pool};
+
+    #[test]
+    fn the_objects_of_a_pool_have_to_know_when_its_limits_of_io_change_or_are_removed() {
+        let pools = Pools::default();
+        let limited = IoLimits {
+            read_iops: Some(100),
+            ..IoLimits::NONE
+        };
+        for limits in [IoLimits::NONE, limited, IoLimits::NONE] {
+            for is_changed in [true, false] {
+                let mut spec = node_pool("fast", "uid-1", image_source(Bytes::gib(1)));
+                spec.limits.volume_io = limits;
+                let found = PoolAvailability::Gone;
+                assert_eq!(pools.set(PoolState { spec, found }), is_changed, "{limits}");
+            }
+        }
     }
 }

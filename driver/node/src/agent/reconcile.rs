@@ -18,6 +18,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{ConditionType, Explanation, Reason, condition};
+use cistern_host::Engine;
 use kube::{ResourceExt as _, core::object::HasStatus, runtime::controller::Action};
 use tokio::time::timeout;
 
@@ -58,6 +59,11 @@ pub trait ReconciledImage: Reconcile + ImageObject + HasStatus<Status: PartialEq
 
     /// The status after a step. Equal to the present one if nothing changed.
     fn status_after(&self, outcome: &ImageOutcome<Self::Own>, now: DateTime<Utc>) -> Self::Status;
+
+    /// Why an outcome that only this kind has did not succeed; None if it did.
+    fn failure_of(_own: &Self::Own) -> Option<Explanation> {
+        None
+    }
 
     /// The object with its status after a step.
     #[must_use]
@@ -115,9 +121,19 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         usable: &Usable,
     ) -> Result<Result<Option<Image>, image::Error>, Error> {
         let (object, now) = (self.object.clone(), (self.agent.node.now)());
+        let search = move |pool: &dyn Engine| image::find_adoptable(pool, &object, now);
+        self.search(usable, search).await
+    }
+
+    /// Runs a search for the image of a predecessor, as one piece of work on the host.
+    pub(super) async fn search(
+        &self,
+        usable: &Usable,
+        search: impl FnOnce(&dyn Engine) -> Result<Option<Image>, image::Error> + Send + 'static,
+    ) -> Result<Result<Option<Image>, image::Error>, Error> {
         let pool = Arc::clone(&usable.pool);
         let permit = self.permit().await;
-        let work = on_host(permit, move || image::find_adoptable(&*pool, &object, now));
+        let work = on_host(permit, move || search(&*pool));
         let found = work.await.map_err(|source| self.broken(source))?;
         if let Ok(Some(image)) = &found {
             let (kind, name, image) = (K::NOUN, &self.name, &image.image.uid);
@@ -147,9 +163,15 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
 
     pub(super) async fn refuse(&self, refusal: ImageOutcome<K::Own>) -> Result<Action, Error> {
         publish_before_refusal(self.agent).await;
-        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
-        tracing::info!(kind, name, pool, ?refusal, "refused the object");
+        self.log_refusal(&refusal);
         self.end(refusal).await
+    }
+
+    fn log_refusal(&self, refusal: &ImageOutcome<K::Own>) {
+        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        let why = refusal.failure(K::failure_of);
+        let (reason, error) = logged(why.as_ref());
+        tracing::info!(kind, name, pool, reason, error, "refused the object");
     }
 
     /// Writes the outcome to the status and returns when to reconcile again.
@@ -181,11 +203,14 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     pub(super) fn retry_later(&self, failure: &ImageOutcome<K::Own>) -> Action {
         let wait = K::work(self.agent).retries.failed(self.name.clone());
         let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        let why = failure.failure(K::failure_of);
+        let (reason, error) = logged(why.as_ref());
         tracing::warn!(
             kind,
             name,
             pool,
-            ?failure,
+            reason,
+            error,
             ?wait,
             "the object does not match its spec, retrying"
         );
@@ -225,6 +250,12 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
             source,
         }
     }
+}
+
+/// The reason and the message of a failure, as fields of a log line.
+fn logged(why: Option<&Explanation>) -> (Option<&str>, Option<&str>) {
+    why.map(|why| (why.reason.as_str(), why.message.as_str()))
+        .unzip()
 }
 
 /// Publishes the room of the pools before the agent refuses an object for lack of it.

@@ -9,9 +9,10 @@
 //!
 //! The copy becomes the volume's own when the volume names this node (`volume/moving.rs`).
 //!
-//! *Invariants:* a copy that was complete is never begun again. An image is removed only for
-//! `spec.deletionRequested`, and only while the volume does not need it, by the API server and not by the watch.
+//! *Invariants:* a copy that was complete is never begun again. The status names no snapshot whose copy the pool has lost. An image
+//! is removed only for `spec.deletionRequested`, and only while the volume does not need it, by the API server and not by the watch.
 
+mod point;
 mod remove;
 mod retain;
 pub mod status;
@@ -149,23 +150,28 @@ impl Reconciliation<'_, PoolReplica> {
         let Some(guard) = self.agent.locks.try_lock(&self.object.spec.volume_name) else {
             return Ok(Action::requeue(LOCKED));
         };
+        if let Some(action) = self.correct_snapshot(&usable.pool, &wanted).await? {
+            return Ok(action);
+        }
         let target = (Arc::clone(&usable.pool), guard);
         let receiving = transfers::receive(self.agent, &wanted, target);
         let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);
-        let why = match received {
-            Ok(Received::Complete) => {
-                return reported.end(ReplicaOutcome::Own(Own::Complete)).await;
-            }
-            Ok(Received::Snapshot { image, took }) => return reported.passed(&image, took).await,
-            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => why,
-        };
+        match received {
+            Ok(Received::Complete) => reported.end(ReplicaOutcome::Own(Own::Complete)).await,
+            Ok(Received::Snapshot { image, took }) => reported.passed(&image, took).await,
+            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => reported.wait(why).await,
+        }
+    }
+
+    /// Reports why the copy waits, and returns when it goes on.
+    async fn wait(&self, why: Explanation) -> Result<Action, Error> {
         if why.reason != Reason::Copying {
             tracing::info!(replica = self.name, %why, "the copy waits");
         }
-        match reported.write(&ReplicaOutcome::NotReady(why)).await? {
+        match self.write(&ReplicaOutcome::NotReady(why)).await? {
             Some(_) => Ok(Action::requeue(transfers::RETRY)),
             None => Ok(Action::await_change()),
         }

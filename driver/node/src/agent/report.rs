@@ -159,8 +159,7 @@ fn pool_statuses(
     before: &[NodePoolStatus],
     generation: Option<i64>,
 ) -> Vec<NodePoolStatus> {
-    let assigned = agent.desired.by_pool();
-    agent.admission.drop_observed(&assigned);
+    let assigned = agent.admission.observe();
     let now = (agent.node.now)();
     let nothing = AssignedObjects::default();
     specs

@@ -1,6 +1,9 @@
 //! Work on volumes that runs on this node: its progress, in memory.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
@@ -31,6 +34,23 @@ impl<P: Clone> Running<P> {
             entries: Arc::clone(&self.0),
             volume: volume.to_owned(),
         }
+    }
+
+    /// Begins work on a volume; None while other work on it runs.
+    pub fn begin_alone(&self, volume: &str, progress: P) -> Option<RunningWork<P>> {
+        match self.0.lock().entry(volume.to_owned()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(free) => _ = free.insert(progress),
+        }
+        Some(RunningWork {
+            entries: Arc::clone(&self.0),
+            volume: volume.to_owned(),
+        })
+    }
+
+    /// Changes the progress of the work on a volume. Does nothing if none runs.
+    pub fn update(&self, volume: &str, change: impl FnOnce(&mut P)) {
+        self.0.lock().get_mut(volume).map(change);
     }
 
     /// The progress of the work on a volume; None if none runs.

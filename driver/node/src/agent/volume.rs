@@ -1,9 +1,10 @@
 //! Volumes: from the spec of a PoolVolume to an image on the disk, and its removal.
 
 mod checked;
-pub mod disk;
+mod disk;
 mod expand;
 mod identity;
+mod left;
 mod modify;
 mod moving;
 mod note;
@@ -21,7 +22,7 @@ use cistern_host::Checking;
 use kube::runtime::controller::Action;
 
 use self::{
-    disk::PreparedImage,
+    disk::{ImageStep, PreparedImage},
     status::{Own, VolumeOutcome},
 };
 use super::{
@@ -54,13 +55,27 @@ impl Reconcile for PoolVolume {
         let (reconciliation, step) = (Reconciliation::of(agent, &*volume), plan::next(&volume));
         let pool = &volume.spec.pool_name;
         tracing::debug!(volume = reconciliation.name, pool, ?step, "reconciling");
-        if let Some(step) = moving::next_on(agent, &volume) {
+        let move_step = moving::next_on(agent, &volume);
+        if agent.allocations.is_running(&reconciliation.name) {
+            let is_over = move_step.is_some() || !plan::is_on_image(step);
+            if is_over && agent.allocations.stop(&reconciliation.name) {
+                tracing::info!(
+                    volume = reconciliation.name,
+                    pool,
+                    ?step,
+                    "stopping the allocation of the volume"
+                );
+            }
+            return Ok(Action::requeue(LOCKED));
+        }
+        if let Some(step) = move_step {
             return Box::pin(reconciliation.take_move_step(step)).await;
         }
         reconciliation.take(step).await
     }
 
     fn gone(agent: &Agent, name: &str) {
+        agent.allocations.stop(name);
         agent.observations.forget(name);
         agent.checks.forget(name);
         agent.io.forget(name);
@@ -77,6 +92,10 @@ impl ReconciledImage for PoolVolume {
 
     fn status_after(&self, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
         status::after(self, outcome, now)
+    }
+
+    fn failure_of(own: &Own) -> Option<Explanation> {
+        own.failure()
     }
 }
 
@@ -104,7 +123,7 @@ impl Reconciliation<'_, PoolVolume> {
             Ok(image) => image,
             Err(error) => {
                 let why = Explanation::new(error.reason(), Chain(&error).to_string());
-                return self.refuse(VolumeOutcome::Refused(why)).await;
+                return self.refuse_left(why).await;
             }
         };
         let admission = &self.agent.admission;
@@ -163,7 +182,8 @@ impl Reconciliation<'_, PoolVolume> {
         };
         let target = (Arc::clone(&usable.pool), guard);
         let receiving = transfers::receive(self.agent, &wanted, target);
-        let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
+        let receiving = self.report_while(Box::pin(receiving), Self::is_deleted);
+        let Some((received, object)) = receiving.await else {
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);
@@ -193,13 +213,21 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Waits for the permits of a step on the volume.
-    async fn permit_for(&self, step: VolumeStep) -> (Option<Permit>, Option<Permit>) {
+    /// Waits for the permits of a step on the volume: that for work that can take long, if it is such, and that for the work.
+    async fn permit_for(
+        &self,
+        step: VolumeStep,
+        is_logical: bool,
+    ) -> (Option<Permit>, Option<Permit>) {
         let (pools, name) = (&self.agent.pools, self.object.pool_name());
-        match step {
-            VolumeStep::Make => pools.permit_to_make(name).await.unzip(),
-            _ => (None, pools.permit(name).await),
-        }
+        let long = if step == VolumeStep::Make {
+            pools.permit_to_make(name).await
+        } else if plan::is_allocation(step, self.object, is_logical) {
+            pools.permit_to_allocate(name).await
+        } else {
+            None
+        };
+        (long, pools.permit(name).await)
     }
 
     async fn prepare_here(&self, step: VolumeStep) -> Result<Action, Error> {
@@ -207,40 +235,36 @@ impl Reconciliation<'_, PoolVolume> {
             Ok(found) => found,
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
-        let Some(permit) = self.unless_deleted(self.permit_for(step)).await else {
+        let permit = self.permit_for(step, usable.pool.group().is_some());
+        let Some(permit) = self.unless_outdated(permit).await else {
             return Ok(Action::requeue(LOCKED));
         };
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
         let (volume, now) = (self.object.clone(), (self.agent.node.now)());
+        let Some(allocation) = self.agent.allocations.begin(&self.name, now) else {
+            return Ok(Action::requeue(LOCKED));
+        };
         let extent_limits = pool_state.spec.limits.extents();
         let pool = Arc::clone(&usable.pool);
         let (io, root) = (self.agent.io.clone(), self.agent.node.root.clone());
         let limits = Volume::read(&volume).ok();
         let limits = limits.map(|volume| io_limits::of(&volume, &self.agent.pools));
-        let allocation = self.agent.allocations.begin(&self.name, now);
-        let work = on_host((permit, guard), move || {
-            let progress = |percent| allocation.reached(percent);
-            let checking = Checking::Later;
-            let done = disk::prepare(
-                &*pool,
-                &volume,
+        let work = on_host(permit, move || {
+            let step = ImageStep {
+                pool: &*pool,
+                volume: &volume,
                 step,
                 extent_limits,
-                checking,
-                &progress,
+                checking: Checking::Later,
+                progress: &|percent| allocation.reached(percent),
+                set_limits: &|| io.apply(&root, limits.as_slice()),
                 now,
-            );
-            if done.is_ok() {
-                io.apply(&root, limits.as_slice());
-            }
-            done
+            };
+            step.take(guard)
         });
-        let Some((done, object)) = self.report_while(work).await else {
-            if let (true, Ok(uid)) = (self.is_deleted(), image::name_of(self.object)) {
-                usable.pool.interrupt(&uid);
-            }
+        let Some((done, object)) = self.report_while(work, Self::is_outdated).await else {
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);
@@ -259,9 +283,15 @@ impl Reconciliation<'_, PoolVolume> {
         step: VolumeStep,
         done: Result<PreparedImage, image::Error>,
     ) -> Result<Action, Error> {
+        let is_reported = self.object.current_status().is_some();
         let outcome = match done {
+            // Another step is due, and goes on from here.
+            Ok(PreparedImage {
+                provisioned: Ok(false),
+                ..
+            }) if is_reported => return Ok(Action::requeue(LOCKED)),
             Ok(found) => {
-                let missing = self.note_allocation(found.not_provisioned.as_ref());
+                let missing = self.note_allocation(found.provisioned.as_ref().err());
                 match (self.agent.observations.damage_of(self.object), missing) {
                     (Some(why), _) => VolumeOutcome::NotReady(why),
                     (None, Some(message)) if self.object.is_being_modified() => {
@@ -275,7 +305,14 @@ impl Reconciliation<'_, PoolVolume> {
                 failed(step, &error)
             }
         };
-        self.finish(outcome).await
+        let is_first = !is_reported && matches!(outcome, VolumeOutcome::Ready(_));
+        let action = self.finish(outcome).await?;
+        // Pods get it from now on, and its space is allocated next.
+        Ok(if is_first {
+            Action::requeue(LOCKED)
+        } else {
+            action
+        })
     }
 
     /// Writes an outcome and returns when to reconcile again.
@@ -325,11 +362,12 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
         VolumeStep::Grow if reason == Reason::ProvisioningFailed => {
             VolumeOutcome::Own(Own::NotGrown { message })
         }
-        // Nothing was made, and a retry would fail in the same way.
+        // Nothing was made. A retry would fail in the same way, and another node may have the space.
         VolumeStep::Make
             if matches!(
                 reason,
-                Reason::SourceMissing
+                Reason::NoSpace
+                    | Reason::SourceMissing
                     | Reason::TooManyExtents
                     | Reason::TooLargeToCheck
                     | Reason::NotInVolumeGroup
@@ -345,5 +383,33 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
         | VolumeStep::AdmitAttributes
         | VolumeStep::Keep
         | VolumeStep::Reclaim => VolumeOutcome::NotReady(Explanation::new(reason, message)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_that_a_full_pool_cannot_make_is_refused_unless_its_image_exists() {
+        let full = || cistern_host::image::Error::NoSpace {
+            uid: "uid-1".parse().unwrap(),
+            pool: "fast".to_owned(),
+            source: io::Error::from(io::ErrorKind::StorageFull).into(),
+        };
+        let outcome = failed(VolumeStep::Make, &image::Error::NotMade(full()));
+        let VolumeOutcome::Refused(why) = &outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(why.reason, Reason::NoSpace);
+        assert!(why.message.contains("no space left"), "{why}");
+        // It may hold data.
+        let outcome = failed(VolumeStep::Make, &full().into());
+        let VolumeOutcome::NotReady(why) = &outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(why.reason, Reason::ProvisioningFailed);
     }
 }

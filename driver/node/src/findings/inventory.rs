@@ -19,9 +19,5 @@ pub fn groups(spec: &StorageNodeSpec) -> Vec<(Uid, Option<String>)> {
 /// Lists everything of Cistern on the node, with what is in these volume groups. Fails if the folder of the pools or the kernel's
 /// tables cannot be read.
 pub fn inventory(root: &Root, groups: &[(Uid, Option<String>)]) -> io::Result<Inventory> {
-    let mut inventory = root.inventory()?;
-    let groups = groups.iter();
-    let found = groups.filter_map(|(uid, name)| root.group_inventory(uid, name.as_deref()));
-    inventory.pools.extend(found);
-    Ok(inventory)
+    root.inventory_with(groups)
 }

@@ -22,6 +22,8 @@ pub enum FindingKind {
     ImageWithoutObject,
     /// An image that is closed for a move, and that no PoolVolume or PoolReplica claims.
     ClosedImageWithoutObject,
+    /// A copy that another node has sent, or the point of a volume, that no PoolVolume or PoolReplica claims.
+    CopyWithoutObject,
     /// A PoolVolume that was made and has no image.
     VolumeWithoutImage,
     /// A PoolSnapshot that was taken and has no image.
@@ -38,6 +40,8 @@ pub enum FindingKind {
     DeletionUnfinished,
     /// A loop device whose image is gone, or that nothing is mounted from.
     LoopWithoutUse,
+    /// A logical volume whose data is decrypted, and that nothing is mounted from.
+    MappingWithoutUse,
     /// A mount of a volume that has no PoolVolume.
     MountWithoutVolume,
     /// A pool of the node's spec that is not mounted.
@@ -62,6 +66,7 @@ impl fmt::Display for FindingKind {
         f.write_str(match self {
             Self::ImageWithoutObject => "image without volume or snapshot",
             Self::ClosedImageWithoutObject => "closed image without volume or replica",
+            Self::CopyWithoutObject => "copy without volume or replica",
             Self::VolumeWithoutImage => "volume without image",
             Self::SnapshotWithoutImage => "snapshot without image",
             Self::GroupIncomplete => "group not complete",
@@ -70,6 +75,7 @@ impl fmt::Display for FindingKind {
             Self::LedgerMismatch => "ledger does not add up",
             Self::DeletionUnfinished => "deletion not finished",
             Self::LoopWithoutUse => "loop device without use",
+            Self::MappingWithoutUse => "mapping without use",
             Self::MountWithoutVolume => "mount without volume",
             Self::PoolNotMounted => "pool not mounted",
             Self::PoolSilent => "pool that does not answer",

@@ -6,11 +6,11 @@ use std::{
 };
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use cistern_crds::{HasImage, PoolReplica, PoolSnapshot, PoolVolume, ReplicaPurpose};
-use cistern_host::{Image, Owner, PoolInventory};
+use cistern_crds::{Bytes, HasImage, PoolReplica, PoolSnapshot, PoolVolume, ReplicaPurpose};
+use cistern_host::{Image, Owner, PoolInventory, copy::IncomingCopy};
 use kube::ResourceExt as _;
 
-use super::{Finding, FindingKind, View, finding};
+use super::{Finding, FindingKind, View, charged_size, finding};
 use crate::image::ImageObject as _;
 
 /// An image that no custom resource claims.
@@ -22,6 +22,22 @@ pub struct Unclaimed<'a> {
     pub image: &'a Image,
     /// When it was moved to the trash; None if it is not there.
     pub discarded: Option<DateTime<Utc>>,
+}
+
+/// What a volume has left that moves or has moved, and that no custom resource claims.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnclaimedMoving<'a> {
+    /// The pool that holds it.
+    pub(super) pool: &'a PoolInventory,
+    what: Moving<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Moving<'a> {
+    /// An image that is closed for a move.
+    Closed(&'a Image),
+    /// A copy that another node has sent, or a point.
+    Copy(&'a IncomingCopy),
 }
 
 /// The custom resource that an image belongs to.
@@ -108,25 +124,22 @@ impl View {
         all
     }
 
-    /// Images that are closed for a move, and that nothing on this node claims any more.
-    pub(super) fn closed(&self, owners: &HashMap<&str, ImageOwner<'_>>) -> Vec<Finding> {
+    /// Images that are closed for a move, copies and points, that nothing on this node claims any more.
+    pub(super) fn unclaimed_moving(
+        &self,
+        owners: &HashMap<&str, ImageOwner<'_>>,
+    ) -> Vec<UnclaimedMoving<'_>> {
         let replicas: HashSet<&str> = self.replicas.iter().map(|it| &*it.spec.image).collect();
+        let is_claimed = |what: &Moving<'_>| {
+            let image = what.image();
+            owners.contains_key(image) || replicas.contains(image)
+        };
         let mut all = Vec::new();
         for pool in &self.inventory.pools {
-            for closed in &pool.closed {
-                let image = closed.image.uid.as_str();
-                if owners.contains_key(image) || replicas.contains(image) {
-                    continue;
-                }
-                let path = pool.mount_point.join("closed").join(image);
-                let message = format!(
-                    "{}; it was closed when its volume moved to another node, and its PoolReplica is gone: it is \
-                     kept, and takes its room, until an administrator removes the file",
-                    describe(&closed.image)
-                );
-                let kind = FindingKind::ClosedImageWithoutObject;
-                all.push(finding(kind, path.display(), message));
-            }
+            let closed = pool.closed.iter().map(|it| Moving::Closed(&it.image));
+            let copies = pool.incoming.iter().map(Moving::Copy);
+            let unclaimed = closed.chain(copies).filter(|what| !is_claimed(what));
+            all.extend(unclaimed.map(|what| UnclaimedMoving { pool, what }));
         }
         all
     }
@@ -178,6 +191,53 @@ impl Unclaimed<'_> {
             describe(image)
         );
         finding(FindingKind::ImageWithoutObject, path.display(), message)
+    }
+}
+
+impl<'a> Moving<'a> {
+    /// The name of the volume's image.
+    fn image(&self) -> &'a str {
+        match self {
+            Self::Closed(image) => image.uid.as_str(),
+            Self::Copy(copy) => copy.volume.as_str(),
+        }
+    }
+}
+
+impl UnclaimedMoving<'_> {
+    /// Bytes that the ledger counts for it. A copy without an object is not written to.
+    pub(super) fn charged(&self) -> Bytes {
+        match self.what {
+            Moving::Closed(image) => charged_size(image),
+            Moving::Copy(copy) => copy.allocated,
+        }
+    }
+
+    pub(super) fn finding(&self) -> Finding {
+        let folder = &self.pool.mount_point;
+        match self.what {
+            Moving::Closed(image) => {
+                let path = folder.join("closed").join(image.uid.as_str());
+                let message = format!(
+                    "{}; it was closed when its volume moved to another node, and its PoolReplica is gone: it is \
+                     kept, and takes its room, until an administrator removes the file",
+                    describe(image)
+                );
+                let kind = FindingKind::ClosedImageWithoutObject;
+                finding(kind, path.display(), message)
+            }
+            Moving::Copy(copy) => {
+                let path = folder.join("incoming").join(copy.file_name());
+                let message = if copy.is_of_move() {
+                    "it was received for a move or as a standby copy, and its PoolReplica is gone: it is kept, and \
+                     takes its room, until an administrator removes the file"
+                } else {
+                    "it is the copy of a snapshot, and its PoolVolume is gone: the agent removes it after its next \
+                     comparison"
+                };
+                finding(FindingKind::CopyWithoutObject, path.display(), message)
+            }
+        }
     }
 }
 

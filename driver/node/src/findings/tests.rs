@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use cistern_crds::{PoolSource, StorageNodeSpec, StorageNodeStatus, testing::node_pool};
 use cistern_host::{
     ClosedImage, Content, Discarded, Identity, Image, Owner, SnapshotRecord, Stray, Uid,
+    copy::IncomingCopy,
     inventory::NodeInventory,
     system::{DeviceNumber, Mount},
 };
@@ -32,6 +33,7 @@ fn image(uid: &str) -> Image {
         }),
         size: Bytes::gib(1),
         allocated: Bytes::ZERO,
+        sector_size: 4096,
     }
 }
 
@@ -87,8 +89,10 @@ fn clean() -> View {
                 filesystem_uuid: Some(POOL_UUID.parse().unwrap()),
                 has_file: true,
                 images: vec![image("uid-1")],
+                logical: Vec::new(),
                 discarded: Vec::new(),
                 closed: Vec::new(),
+                incoming: Vec::new(),
                 temporary: Vec::new(),
                 strays: Vec::new(),
             }],
@@ -268,9 +272,10 @@ fn a_pool_that_no_node_carries_is_found() {
 fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
     let to_node = |view: &mut View| {
         let mount = view.inventory.mounts.remove(1);
-        view.inventory
-            .nodes
-            .push(NodeInventory { number: 1, mount });
+        view.inventory.nodes.push(NodeInventory {
+            device: mount.device,
+            mount,
+        });
     };
     assert_eq!(kinds(to_node), []);
     let forgotten = kinds(|view| {
@@ -285,6 +290,61 @@ fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
         view.node.as_mut().unwrap().status = None;
     });
     assert_eq!(without_volume, [FindingKind::MountWithoutVolume]);
+}
+
+#[test]
+fn the_mounts_nodes_and_mappings_of_logical_volumes_are_compared_as_those_of_images() {
+    let device = DeviceNumber {
+        major: 253,
+        minor: 5,
+    };
+    let on_group = |view: &mut View, is_mapped| {
+        view.inventory.loops.clear();
+        view.inventory.mounts.remove(0);
+        view.inventory.mounts[0].device = device;
+        view.inventory.pools[0].logical.push(LogicalInventory {
+            device,
+            image: "uid-1".parse().unwrap(),
+            is_mapped,
+        });
+    };
+    let to_node = |view: &mut View| {
+        let mount = view.inventory.mounts.remove(0);
+        view.inventory.nodes.push(NodeInventory { device, mount });
+    };
+    let forget = |view: &mut View| {
+        view.inventory.pools[0].images.clear();
+        view.volumes.clear();
+        view.node.as_mut().unwrap().status = None;
+    };
+    assert_eq!(kinds(|view| on_group(view, true)), []);
+    let unclaimed = kinds(|view| {
+        on_group(view, false);
+        forget(view);
+    });
+    assert_eq!(unclaimed, [FindingKind::MountWithoutVolume]);
+    let published = kinds(|view| {
+        on_group(view, true);
+        to_node(view);
+    });
+    assert_eq!(published, []);
+    let unclaimed = kinds(|view| {
+        on_group(view, false);
+        to_node(view);
+        forget(view);
+    });
+    assert_eq!(unclaimed, [FindingKind::MountWithoutVolume]);
+    // It stays active when it is unstaged, but not decrypted.
+    for (is_mapped, expected) in [
+        (false, vec![]),
+        (true, vec![FindingKind::MappingWithoutUse]),
+    ] {
+        let unstaged = kinds(|view| {
+            on_group(view, is_mapped);
+            view.inventory.mounts.clear();
+        });
+        assert_eq!(unstaged, expected);
+    }
 }
 
 #[test]
@@ -448,11 +508,93 @@ fn a_closed_image_is_that_of_its_volume_or_replica_and_reported_without_both() {
         close(view);
         view.volumes.clear();
     });
+    // The ledger counts its bytes.
+    assert_eq!(found, [FindingKind::ClosedImageWithoutObject]);
+    let found = kinds(|view| {
+        close(view);
+        view.volumes.clear();
+        view.node.as_mut().unwrap().status.as_mut().unwrap().pools[0].reserved = Bytes::ZERO;
+    });
     let expected = [
         FindingKind::ClosedImageWithoutObject,
         FindingKind::LedgerMismatch,
     ];
     assert_eq!(found, expected);
+}
+
+#[test]
+fn r12_a_copy_is_that_of_its_replica_or_volume_and_reported_and_counted_without_both() {
+    let copy = |is_point, moved_by: Option<&str>| IncomingCopy {
+        volume: "uid-9".parse().unwrap(),
+        is_point,
+        moved_by: moved_by.map(|uid| uid.parse().unwrap()),
+        allocated: Bytes::mib(64),
+    };
+    let with = |copies: &[IncomingCopy], change: &dyn Fn(&mut View)| {
+        let mut view = clean();
+        view.inventory.pools[0].incoming = copies.to_vec();
+        change(&mut view);
+        let found = findings(&view).into_iter();
+        found
+            .map(|it| (it.kind, it.object, it.message))
+            .collect::<Vec<_>>()
+    };
+    let standby = [copy(false, Some("move-1")), copy(true, Some("move-1"))];
+    let claimed = with(&standby, &|view| {
+        let mut incoming = replica("pvc-9", 1);
+        incoming.spec.image = "uid-9".to_owned();
+        view.replicas.push(incoming);
+    });
+    assert_eq!(claimed, []);
+    let arrived = with(&standby, &|view| {
+        let mut volume = wanted_volume();
+        volume.metadata.uid = Some("uid-9".to_owned());
+        view.volumes.push(volume);
+    });
+    assert_eq!(arrived, []);
+
+    let reserved = |view: &mut View, bytes| {
+        let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+        status.pools[0].reserved = bytes;
+    };
+    let counted = Bytes::gib(1).saturating_add(Bytes::mib(128));
+    let left = with(&standby, &|view| reserved(view, counted));
+    let folder = "/var/lib/cistern/pools/pool-uid/incoming";
+    let expected = [format!("{folder}/uid-9"), format!("{folder}/uid-9.point")];
+    for ((kind, object, message), expected) in left.iter().zip(expected) {
+        assert_eq!((*kind, object), (FindingKind::CopyWithoutObject, &expected));
+        assert!(message.contains("an administrator removes the file"));
+    }
+    assert_eq!(left.len(), 2, "{left:?}");
+    let of_snapshot = with(&[copy(false, None)], &|view| {
+        reserved(view, Bytes::gib(1).saturating_add(Bytes::mib(64)));
+    });
+    let [(FindingKind::CopyWithoutObject, _, message)] = &of_snapshot[..] else {
+        panic!("{of_snapshot:?}");
+    };
+    assert!(message.contains("the agent removes it"), "{message}");
+}
+
+#[test]
+fn a_closed_image_that_is_mounted_without_an_object_is_found() {
+    let found = kinds(|view| {
+        let (bound, mount) = (
+            view.inventory.loops[1].clone(),
+            view.inventory.mounts[1].clone(),
+        );
+        close(view);
+        view.volumes.clear();
+        let backing_file = BACKING.replace("/images/", "/closed/").into();
+        view.inventory.loops.push(BoundLoop {
+            backing_file,
+            ..bound
+        });
+        view.inventory.mounts.push(mount);
+    });
+    assert!(
+        found.contains(&FindingKind::MountWithoutVolume),
+        "{found:?}"
+    );
 }
 
 #[test]

@@ -67,7 +67,11 @@ impl Mounter {
             Ok(Err(error)) => CheckOutcome::NotGrown(Chain(&error).to_string()),
             Err(error) => {
                 let message = Chain(&error).to_string();
-                tracing::warn!(volume = request.volume, error = message, "the check failed");
+                tracing::warn!(
+                    volume = request.volume,
+                    error = message,
+                    "the filesystem check failed"
+                );
                 match error.unfit() {
                     Some(reason) => CheckOutcome::Unfit(Explanation::new(reason, message)),
                     None => CheckOutcome::Failed(message),
@@ -103,7 +107,7 @@ impl Mounter {
         })?;
         // Reads the volume again, because the wait may have taken hours.
         let volume = self.volume_for_pod(&request.volume).await?;
-        let pool = self.pool(&volume).await?;
+        let pool = self.pool_to_stage(&volume).await?;
         ticket.run((agent.node.now)());
         agent.enqueue(&request.volume);
         if volume.awaits_adoption(&request.usage) {

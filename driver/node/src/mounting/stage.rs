@@ -49,7 +49,7 @@ impl Mounter {
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.staging, why));
         }
-        let pool = self.pool(&volume).await;
+        let pool = self.pool_to_stage(&volume).await;
         let (id, root) = (request.volume.clone(), self.agent.node.root.clone());
         let checked = self.agent.checks.take(&id);
         let is_checked = checked.is_some();
@@ -95,18 +95,27 @@ impl Mounter {
 
     /// Records missing blocks and a failed growth of a staged volume.
     fn note(&self, volume: &str, staged: &Staged, not_grown: Option<&str>) {
-        if let Some(error) = &staged.not_reallocated {
-            let why = Chain(error).to_string();
-            tracing::warn!(
-                volume,
-                error = why,
-                "staged a thick volume that lacks blocks"
-            );
-            self.agent.observations.allocated(volume, Some(why));
+        match &staged.allocated {
+            Ok(true) => {}
+            // The reconcile of the volume allocates the rest.
+            Ok(false) => self.agent.enqueue(volume),
+            Err(error) => {
+                let why = Chain(error).to_string();
+                tracing::warn!(
+                    volume,
+                    error = why,
+                    "staged a thick volume that lacks blocks"
+                );
+                self.agent.observations.allocated(volume, Some(why));
+            }
         }
         let growth = staged.not_grown.as_ref().map_or(Growth::Complete, |error| {
             let why = not_grown.map_or_else(|| Chain(error).to_string(), str::to_owned);
-            tracing::warn!(volume, error = why, "staged at its old size");
+            tracing::warn!(
+                volume,
+                error = why,
+                "staged the volume without growing its filesystem"
+            );
             Growth::Incomplete(why)
         });
         self.agent.saw_filesystem(volume, growth);
@@ -161,8 +170,12 @@ pub async fn unstage<G: Send + 'static>(
     limits: Option<LimitedVolume>,
     staging: PathBuf,
 ) -> Result<(), Error> {
+    let name = volume.to_owned();
     let done = on_host(guard, move || {
-        io.unstage(&root, limits.as_slice(), &staging)
+        let volume = limits.or_else(|| io_limits::staged_at(&name, &root, &staging));
+        io.unstage(&root, volume.as_slice(), &staging)?;
+        // Also if nothing is at the path: a stage may have been interrupted before its mount.
+        volume.map_or(Ok(()), |volume| root.detach_idle(&volume.image))
     });
     finished(volume, done).await
 }

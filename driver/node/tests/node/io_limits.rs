@@ -44,7 +44,7 @@ impl Dirty {
         let machine = Machine::new();
         let pool = open_new(&machine);
         let request = request("a", Bytes::mib(400), filesystem, Provisioning::Thin);
-        let image = must(pool.create_image(&ImageRequest {
+        let image = must(pool.new_image(&ImageRequest {
             uid: machine.uid("a"),
             ..request
         }));
@@ -148,6 +148,25 @@ fn an_unmount_of_a_limited_dirty_volume_ends_before_the_timeout_of_kubelet() {
         // A runtime of its own, because threads of an earlier one do not see the mounts of this machine.
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         // Unfinished is the error of an unmount that takes longer.
+        must(runtime.block_on(unstaged));
+        released(&volume.machine, volume.image());
+        assert!(!volume.is_limited(&device), "{}", PODS.io_max());
+    }
+}
+
+#[test]
+#[ignore = "needs cgroup v2, which the virtual machine has"]
+fn a_volume_that_should_have_no_limit_any_more_or_whose_object_is_gone_is_unmounted_in_time() {
+    for (limit, is_known) in [(66 << 10, true), (67 << 10, false)] {
+        let volume = Dirty::new(FilesystemType::Ext4, limit);
+        let (root, device) = (volume.machine.root(), volume.device());
+        let unlimited = LimitedVolume {
+            limits: IoLimits::NONE,
+            ..volume.volume.clone()
+        };
+        let (io, limits) = (volume.io.clone(), is_known.then_some(unlimited));
+        let unstaged = mounting::unstage("pvc-a", (), root, io, limits, volume.staging.clone());
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         must(runtime.block_on(unstaged));
         released(&volume.machine, volume.image());
         assert!(!volume.is_limited(&device), "{}", PODS.io_max());

@@ -4,11 +4,12 @@ use cistern_crds::{
     Bytes, ConditionType, FenceState, FilesystemType, HasImage as _, PoolReplica, PoolSnapshot,
     Provisioning, Reason, ReplicaPurpose, condition,
 };
+use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
 use super::Moving;
 use crate::{
-    Fixture,
+    Fixture, SOON,
     snapshots::{stage, sums, unstage, write},
     transfers::total,
 };
@@ -20,7 +21,7 @@ const ROOM: Bytes = Bytes::mib(640);
 
 impl Moving {
     /// Takes the snapshot of a pass.
-    async fn pass_snapshot(&self, number: u32) -> PoolSnapshot {
+    pub(super) async fn pass_snapshot(&self, number: u32) -> PoolSnapshot {
         let volume = self.get().await;
         let mut desired = self
             .source
@@ -53,7 +54,7 @@ impl Moving {
     }
 
     /// Copies a snapshot over a base. Returns the number of bytes that were sent.
-    async fn pass(
+    pub(super) async fn pass(
         &self,
         incoming: &str,
         snapshot: &PoolSnapshot,
@@ -196,6 +197,74 @@ async fn a_pass_goes_on_over_its_base_after_each_of_its_nodes_was_killed() {
 }
 
 #[tokio::test]
+async fn r12_a_copy_without_its_replica_is_kept_counted_and_reported() {
+    let moving = Moving::new("pass-lost", |_| {}).await;
+    let (source, target) = (&moving.source, &moving.target);
+    let mounted = stage(source, &moving.volume, "before").await;
+    write(source, &mounted, "data", 20).await;
+    unstage(source, &moving.volume, "before").await;
+    let incoming = moving
+        .create_replica_of(ReplicaPurpose::Incoming, ROOM)
+        .await;
+    let first = moving.pass_snapshot(1).await;
+    moving.pass(&incoming, &first, None).await;
+
+    moving.hand_over(&incoming).await;
+    let counted = |reserved: Bytes| (Bytes::mib(20)..ROOM).contains(&reserved);
+    moving
+        .reserves_as(target, "to count the copy", counted)
+        .await;
+    let drift = async || target.driver.storage_node().await.status.unwrap().drift;
+    eventually("the copy to be reported", SOON, async || {
+        match &drift().await[..] {
+            [copy] if copy.kind == "CopyWithoutObject" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    let file = moving.files(target, "incoming").await;
+    let path = moving.folder(target, "incoming").join(file.trim());
+    assert_eq!(path.extension(), Some("point".as_ref()), "{file}");
+
+    target.shell("rm $1", &[path.to_str().unwrap()]).await;
+    moving.reserves(target, Bytes::ZERO).await;
+    source.remove_snapshots().await;
+    source.remove(&moving.name()).await;
+    moving.finish().await;
+}
+
+#[tokio::test]
+async fn a_copy_that_the_pool_has_lost_is_not_reported_any_more_and_is_made_again() {
+    let moving = Moving::new("pass-gone", |_| {}).await;
+    let (source, target) = (&moving.source, &moving.target);
+    let retained = moving.create_replica(ReplicaPurpose::Retained).await;
+    let incoming = moving
+        .create_replica_of(ReplicaPurpose::Incoming, ROOM)
+        .await;
+    let first = moving.pass_snapshot(1).await;
+    moving.pass(&incoming, &first, None).await;
+    // Nothing permits that the source is asked.
+    let folder = moving.folder(target, "incoming");
+    target
+        .shell("rm $1/*.point", &[folder.to_str().unwrap()])
+        .await;
+    let lost = moving
+        .replica_until(&incoming, "to have lost the copy", |it| {
+            it.received_snapshot().is_none()
+        })
+        .await;
+    assert!(condition::failing(lost.conditions(), ConditionType::Ready).is_some());
+    let all = moving.pass(&incoming, &first, None).await;
+    assert!(all > 0, "{all}");
+
+    moving.remove(&incoming).await;
+    source.remove_snapshots().await;
+    moving.remove(&retained).await;
+    source.remove(&moving.name()).await;
+    moving.finish().await;
+}
+
+#[tokio::test]
 async fn a_copy_without_its_base_is_complete_and_an_undone_move_leaves_nothing() {
     let moving = Moving::new("pass-base", |_| {}).await;
     let (source, target) = (&moving.source, &moving.target);
@@ -217,6 +286,7 @@ async fn a_copy_without_its_base_is_complete_and_an_undone_move_leaves_nothing()
     let all = moving.pass(&incoming, &third, Some(&second)).await;
     assert!(all >= 20 << 20, "{all}");
     assert_ne!(moving.files(target, "incoming").await, "");
+    target.driver.fsck().await;
 
     moving.remove(&incoming).await;
     assert_eq!(moving.files(target, "incoming").await, "");

@@ -5,6 +5,7 @@ use cistern_crds::{
     condition,
 };
 use cistern_proto::csi::v1::NodeExpandVolumeRequest;
+use failing_disk::Mode;
 use kube::ResourceExt as _;
 use serde_json::json;
 use tonic::Code;
@@ -158,6 +159,42 @@ async fn a_raw_block_volume_of_a_volume_group_grows_and_is_kept_while_it_is_stag
     node.until(&name, "to be in use still", in_use()).await;
     assert_eq!(group.names(), names([&volume]));
     kubelet.unstage().await.unwrap();
+    node.remove_from(&group, &object).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+async fn a_raw_block_volume_is_unpublished_and_unstaged_while_it_is_written_with_zeros_to_grow() {
+    let node = Fixture::without_pools("agent-group-zeroing").await;
+    let group = Group::failing(&node.name);
+    node.add_group().await;
+    let size = Bytes::mib(32);
+    let object = node
+        .create_ready(&block(node.thick_volume("raw", size)))
+        .await;
+    let name = object.name_any();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("pod", &[], false).await.unwrap();
+
+    // The volume begins at the first MiB of the disk, and grows behind that: some zeros are written, and the others wait.
+    group.set(Mode::HangFrom(Bytes::mib(256).0));
+    let larger = Bytes::mib(512);
+    node.patch(&name, json!({"spec": {"size": larger}})).await;
+    let is_zeroing = has_condition(ConditionType::Expanded, "False", "Zeroing");
+    node.until(&name, "to be written with zeros", &is_zeroing)
+        .await;
+    kubelet.unpublish("pod").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    let unstaged = node.get(&name).await;
+    assert_eq!(status(&unstaged).size, Some(size));
+    assert!(is_zeroing(&unstaged), "{unstaged:#?}");
+
+    group.set(Mode::Ok);
+    let has_grown = |object: &PoolVolume| status(object).size == Some(larger);
+    node.until(&name, "to grow", has_grown).await;
+    drop(kubelet);
     node.remove_from(&group, &object).await;
     node.finish().await;
 }

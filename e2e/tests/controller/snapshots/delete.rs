@@ -178,6 +178,8 @@ async fn many_deletions_on_a_silent_node_do_not_delay_a_snapshot_on_another() {
         .await;
     cluster.set_room("a", 0).await;
     cluster.set_room("b", 5).await;
+    cluster.until_room(&replica, "a", 0).await;
+    cluster.until_room(&replica, "b", 5).await;
     let wanted = request("starved-b", &cluster.pool);
     let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
     cluster.make("starved-b", "b").await;

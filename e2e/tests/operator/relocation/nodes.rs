@@ -81,14 +81,17 @@ impl<'a> Nodes<'a> {
 
     /// Makes a volume on the first node, and its PersistentVolume, which is bound to the claim of its name.
     pub(super) async fn add_volume(&self, name: &str) -> PoolVolume {
-        let volume = self
-            .add_volume_on(name, &self.names[0], Bytes::mib(320))
-            .await;
+        self.add_volume_of(name, Bytes::mib(320)).await
+    }
+
+    /// The same with another size.
+    pub(super) async fn add_volume_of(&self, name: &str, size: Bytes) -> PoolVolume {
+        let volume = self.add_volume_on(name, &self.names[0], size).await;
         let object = json!({
             "apiVersion": "v1", "kind": "PersistentVolume",
             "metadata": {"name": format!("pv-of-{name}")},
             "spec": {
-                "capacity": {"storage": "320Mi"},
+                "capacity": {"storage": size},
                 "accessModes": ["ReadWriteOnce"],
                 "persistentVolumeReclaimPolicy": "Delete",
                 "storageClassName": "none",
@@ -111,7 +114,7 @@ impl<'a> Nodes<'a> {
             "spec": {
                 "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
                 "volumeName": format!("pv-of-{name}"),
-                "resources": {"requests": {"storage": "320Mi"}},
+                "resources": {"requests": {"storage": size}},
             },
         });
         let claims = Api::namespaced(self.api.client.clone(), DEFAULT);

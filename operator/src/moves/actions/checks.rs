@@ -1,8 +1,8 @@
 //! What the objects of a move say. Pure.
 
 use cistern_crds::{
-    Bytes, ConditionType, Cutover, Explanation, FenceState, HasImage as _, MovePlan, PoolReplica,
-    PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition,
+    Bytes, ConditionType, Cutover, Explanation, HasImage as _, MovePlan, PoolReplica, PoolVolume,
+    Provisioning, Reason, ReplicaPurpose, VolumeMove, condition,
 };
 
 use super::{Action, Seen};
@@ -37,14 +37,26 @@ pub(in crate::moves) fn is_usable(copy: &PoolReplica) -> bool {
     copy.is_complete() && condition::holds(copy.conditions(), ConditionType::Ready)
 }
 
+/// Why the new node cannot read the copy that it has, as it reports. None if it can. That it cannot receive more of the volume
+/// is no such reason.
+pub(super) fn unreadable(copy: &PoolReplica) -> Option<&str> {
+    let found = condition::failing(copy.conditions(), ConditionType::Ready)?;
+    let is_failure = matches!(
+        Reason::parse(&found.reason)?,
+        Reason::PoolUnknown
+            | Reason::PoolNotReady
+            | Reason::ProvisioningFailed
+            | Reason::ImageMissing
+            | Reason::IdentityConflict
+            | Reason::FilesystemConflict
+    );
+    is_failure.then_some(&*found.message)
+}
+
 /// Whether a volume can begin to move.
 pub(in crate::moves) fn is_movable(volume: &PoolVolume) -> Result<(), Explanation> {
     let refuse = |why: &str| Err(Explanation::new(Reason::NotMovable, why));
-    let Some(status) = volume
-        .status
-        .as_ref()
-        .filter(|it| it.epoch == volume.spec.epoch)
-    else {
+    let Some(status) = volume.current_status() else {
         return refuse("the volume's node has not reported it yet");
     };
     if volume.spec.deletion_requested {
@@ -114,14 +126,12 @@ pub(super) fn unreserved(replica: &PoolReplica, needed: Bytes) -> Option<Explana
     ))
 }
 
-/// How far the source has closed the volume for this move; None if it has not begun.
-pub(super) fn fence(volume: &PoolVolume, move_uid: &str) -> Option<FenceState> {
-    let status = volume.status.as_ref();
-    let status = status.filter(|it| it.epoch == volume.spec.epoch)?;
-    let fence = status.fence.as_ref();
-    fence
-        .filter(|it| it.move_uid == move_uid)
-        .map(|it| it.state)
+/// Whether the new node has not reserved the blocks of a volume that is thick, or may become so. Nothing undoes a commit.
+pub(in crate::moves) fn is_too_thin(volume: &PoolVolume, copy: &PoolReplica) -> bool {
+    let requested = volume.spec.attributes.provisioning;
+    let admitted = volume.admitted_attributes().provisioning;
+    let is_thick = [requested, admitted].contains(&Provisioning::Thick);
+    is_thick && copy.spec.provisioning != Provisioning::Thick
 }
 
 /// Why the copy is not complete yet: what the new node says of it, or else that it is being copied.

@@ -6,14 +6,19 @@
 //!   ─▶ the last copy is opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is kept until released
 //! ```
 //!
-//! *Invariants:* nothing is promoted that is older than what the administrator has agreed to. A promotion that is recorded is
-//! carried out, as long as there is a copy, even if the move or the volume is to be deleted. The copy is kept as long as the volume
+//! *Invariants:* nothing is promoted that is older than what the administrator has agreed to, or that its node cannot read. A
+//! promotion that is recorded is carried out, as long as there is a copy, even if the move or the volume is to be deleted. The copy is kept as long as the volume
 //! is not ready elsewhere: for a standby nothing is given up.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Promotion, Reason};
 
-use super::{Action, Seen, checks::is_movable, clear_one};
+use super::{
+    Action, Seen,
+    checks::{is_movable, unreadable},
+    clear_one,
+    without_volume::spec_for,
+};
 use crate::moves::passes::{self, Passes};
 
 /// A copy lags if it is older than this many intervals.
@@ -26,17 +31,13 @@ const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
 pub(in crate::moves) struct Source {
     /// There is no such Node, or it has the taint `node.kubernetes.io/out-of-service`: no pod runs there.
     pub(in crate::moves) is_lost: bool,
-    /// There is no such StorageNode: nobody expects the node back.
+    /// There is no such StorageNode, or it has nothing of the volume's pool any more: no image is removed there.
     pub(in crate::moves) is_forgotten: bool,
+    /// It does not report that it can use the volume's pool, or is silent.
+    pub(in crate::moves) is_unready: bool,
 }
 
 impl Seen<'_> {
-    /// Whether the promotion of the copy is decided.
-    pub(super) fn is_promoted(&self) -> bool {
-        let status = self.object.status.as_ref();
-        status.is_some_and(|status| status.promoted.is_some())
-    }
-
     /// The next step of a standby copy before the volume is on its node.
     pub(super) fn standby(&self, volume: &PoolVolume, interval: TimeDelta) -> Action {
         match self.promotion() {
@@ -53,13 +54,20 @@ impl Seen<'_> {
     /// The next step of a promotion that is decided; None if it is not. Only without a copy it is not carried out, or if the
     /// deletion of the volume is requested, which then has no target any more.
     pub(super) fn promote(&self, volume: &PoolVolume) -> Option<Action> {
-        let is_decided =
-            self.is_promoted() && self.copy().is_some() && self.unplanned(volume).is_none();
+        let is_planned = self.copy().is_some() && self.unplanned(volume).is_none();
+        let is_decided = is_planned && self.object.is_promoted();
         let spec = &volume.spec;
         match spec.target {
             Some(_) => is_decided.then_some(Action::Commit),
             None => (is_decided && !spec.deletion_requested).then_some(Action::Declare),
         }
+    }
+
+    /// Whether the standby copy is the volume, or is about to be: its promotion is decided, or somebody has created the PoolVolume
+    /// again from the copy.
+    pub(super) fn is_promoted(&self) -> bool {
+        let promoted = self.volume.map(|it| &it.spec.promoted_move_uid);
+        self.object.is_promoted() || promoted == Some(&Some(self.object.move_uid()))
     }
 
     /// The time that the data of the copy has, if it can be promoted, or why not; None if that is not requested.
@@ -96,9 +104,19 @@ impl Seen<'_> {
     /// The time that the data of the copy has, if it can be promoted. The error is for users.
     fn is_promotable(&self, promotion: &Promotion) -> Result<DateTime<Utc>, String> {
         let (from, to) = (&self.plan.from_node, &self.plan.to_node);
-        let Some(taken) = self.copied_as_of() else {
+        let (Some(copy), Some(taken)) = (self.copy(), self.copied_as_of()) else {
             return Err(format!("node {to} has no complete copy of the volume"));
         };
+        // Nothing undoes a promotion.
+        if let Some(why) = self.unavailable.or_else(|| unreadable(copy)) {
+            return Err(format!("node {to} cannot use its copy now: {why}"));
+        }
+        if self.volume.is_some_and(|volume| volume.status.is_none()) {
+            return Err(format!(
+                "no node has reported the volume: somebody has created its PoolVolume again. Create it {}",
+                spec_for(copy)
+            ));
+        }
         let wanted = promotion.data_as_of;
         if taken < wanted {
             let (taken, wanted) = (taken.format(FORMAT), wanted.format(FORMAT));
@@ -150,12 +168,12 @@ impl Seen<'_> {
 
     /// What is said of a copy that was made for another provisioning than the volume has now.
     fn differs(&self, volume: &PoolVolume) -> String {
-        let provisioning = volume.spec.attributes.provisioning;
+        let provisioning = volume.admitted_attributes().provisioning;
         let made = self.incoming.map(|it| it.spec.provisioning);
         made.filter(|made| *made != provisioning)
             .map_or_else(String::new, |made| {
                 format!(
-                    "; the volume is {provisioning} now and the room for its copy {made}: to have it reserved anew, \
+                    "; the volume is now {provisioning}, but its copy is reserved as {made}: to change the reservation, \
                      delete this VolumeMove and create it again"
                 )
             })
@@ -175,8 +193,8 @@ impl Seen<'_> {
         retained?;
         let (from, to) = (&self.plan.from_node, &self.plan.to_node);
         let message = format!(
-            "the volume was promoted on node {to}; node {from} keeps the image of before, which no pod gets. Save what you \
-             need of it, and delete this VolumeMove to remove it"
+            "the standby copy on node {to} is the volume now. Node {from} keeps the previous image, which no pod can mount. \
+             Copy what you need from it, then delete this VolumeMove to remove it"
         );
         Some(Action::Wait(Explanation::new(Reason::Superseded, message)))
     }

@@ -1,10 +1,10 @@
-use cistern_crds::{Bytes, ReplicaPurpose, condition::ConditionUpdate};
+use cistern_crds::{Bytes, Provisioning, ReplicaPurpose, condition::ConditionUpdate};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use serde_json::json;
 
 use super::{
     super::{
-        testing::{Case, companion, complete, pod, replica},
+        testing::{Case, companion, complete, pod, received, replica, set_ready},
         together::Progress,
     },
     *,
@@ -127,9 +127,26 @@ fn a_move_that_is_given_up_is_cancelled_before_the_declaration_and_undone_after_
 }
 
 #[test]
-fn an_undone_move_removes_the_copy_and_nothing_of_the_source() {
+fn an_undone_move_removes_the_copy_once_the_volume_is_ready_and_nothing_of_the_source() {
     let mut undone = Case::prepared();
     undone.volume.as_mut().unwrap().spec.epoch = 1;
+    let empty = undone.next();
+    assert_eq!(empty, Action::Remove(ReplicaPurpose::Incoming));
+    // The source has closed its image, and may not be able to open it again.
+    complete(undone.incoming.as_mut().unwrap());
+    let Action::Wait(why) = undone.next() else {
+        panic!("{:?}", undone.next());
+    };
+    assert_eq!(why.reason, Reason::NotMovable);
+    assert!(why.message.contains("node node-2 keeps the copy"), "{why}");
+    let mut unwanted = undone.volume.clone().unwrap();
+    unwanted.spec.deletion_requested = true;
+    let before = undone.volume.replace(unwanted);
+    delete(&mut undone);
+    assert_eq!(undone.next(), Action::Remove(ReplicaPurpose::Incoming));
+    undone.volume = before;
+    let status = undone.volume.as_mut().unwrap().status.as_mut();
+    status.unwrap().epoch = 1;
     assert_eq!(undone.next(), Action::Remove(ReplicaPurpose::Incoming));
     let copy = undone.incoming.as_mut().unwrap();
     copy.spec.deletion_requested = true;
@@ -140,6 +157,71 @@ fn an_undone_move_removes_the_copy_and_nothing_of_the_source() {
     assert_eq!(undone.next(), Action::Release(ReplicaPurpose::Retained));
     undone.retained = None;
     assert_eq!(undone.next(), Action::End);
+}
+
+#[test]
+fn the_copy_of_a_volume_that_is_not_ready_stays_although_its_move_is_cancelled() {
+    let mut case = Case::prepared();
+    let volume = case.volume.as_mut().unwrap();
+    volume.spec.cancelled_move_uid = Some("move-1".to_owned());
+    let broken = ConditionUpdate::new(ConditionType::Ready, false, Reason::PoolNotReady, "broken");
+    let status = volume.status.as_mut().unwrap();
+    condition::set(&mut status.conditions, &broken, Some(1), moment());
+    received(case.incoming.as_mut().unwrap(), "image-1");
+    assert_eq!(case.waits_for(), Some(Reason::NotMovable));
+    set_ready(case.volume.as_mut().unwrap());
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+}
+
+/// A closed volume whose copy is complete, while another volume of its pods is not copied.
+fn copied() -> Case {
+    let mut case = Case::declared(Some(FenceState::Closed));
+    complete(case.incoming.as_mut().unwrap());
+    case.companions = vec![companion(Progress::Prepared)];
+    case
+}
+
+#[test]
+fn a_closed_volume_whose_copy_is_complete_is_committed_once_its_node_is_lost() {
+    let mut case = copied();
+    assert_eq!(case.waits_for(), Some(Reason::WaitingForOthers));
+    case.source.is_lost = true;
+    assert_eq!(case.next(), Action::Commit);
+    delete(&mut case);
+    assert_eq!(case.next(), Action::Commit, "also in place of an undo");
+    case.companions = vec![companion(Progress::Absent)];
+    assert_eq!(case.next(), Action::Commit);
+    // Only what is closed and copied.
+    let mut closing = copied();
+    closing.volume = Case::declared(Some(FenceState::Closing)).volume;
+    let mut incomplete = copied();
+    incomplete.incoming = Case::prepared().incoming;
+    for mut case in [closing, incomplete] {
+        case.source.is_lost = true;
+        delete(&mut case);
+        assert_eq!(case.next(), Action::Undo);
+    }
+}
+
+#[test]
+fn a_move_is_not_undone_to_a_node_that_cannot_use_its_pool() {
+    let mut case = copied();
+    case.source.is_unready = true;
+    assert_eq!(case.waits_for(), Some(Reason::WaitingForOthers));
+    delete(&mut case);
+    assert_eq!(case.next(), Action::Commit);
+    let elsewhere: [fn(&mut Case); 3] = [
+        |case| case.lost = Some("gone"),
+        |case| case.disk_at = Some("node-3"),
+        |case| case.volume.as_mut().unwrap().spec.deletion_requested = true,
+    ];
+    for elsewhere in elsewhere {
+        let mut case = copied();
+        case.source.is_unready = true;
+        delete(&mut case);
+        elsewhere(&mut case);
+        assert_eq!(case.next(), Action::Undo);
+    }
 }
 
 #[test]
@@ -160,7 +242,20 @@ fn the_former_node_keeps_its_image_until_the_volume_is_used_or_for_five_minutes(
     case.is_to_follow = false;
     let left = pod(Some("node-1"), false);
     case.users = vec![left.clone()];
+    assert_eq!(case.next(), Action::DeletePods(vec![left.clone()]));
+    // Nothing would make this one again.
+    let bare = User {
+        controller: None,
+        ..left.clone()
+    };
+    case.users = vec![bare.clone(), left.clone()];
     assert_eq!(case.next(), Action::DeletePods(vec![left]));
+    case.users = vec![bare];
+    let Action::Wait(why) = case.next() else {
+        panic!("{:?}", case.next());
+    };
+    assert_eq!(why.reason, Reason::PodsRemain);
+    assert!(why.message.contains("shop/db-0 has no controller"), "{why}");
     case.users = vec![pod(Some("node-2"), false)];
     assert_eq!(case.waits_for(), Some(Reason::OldImageKept));
     case.users = vec![pod(Some("node-2"), true)];
@@ -225,10 +320,24 @@ fn a_volume_that_is_created_again_elsewhere_is_not_moved_by_an_old_plan() {
 
 #[test]
 fn replicas_are_made_anew_for_another_provisioning_and_nothing_is_committed_without_its_blocks() {
-    let make_thick = |case: &mut Case| {
+    let request_thick = |case: &mut Case| {
         let volume = case.volume.as_mut().unwrap();
         volume.spec.attributes.provisioning = Provisioning::Thick;
+        volume.spec.attributes
     };
+    let make_thick = |case: &mut Case| {
+        let admitted = request_thick(case);
+        let status = case.volume.as_mut().unwrap().status.as_mut();
+        status.unwrap().attributes = Some(admitted);
+    };
+    // The agent may refuse the change, and a copy would be thrown away for nothing.
+    let mut requested = Case::prepared();
+    request_thick(&mut requested);
+    assert_eq!(requested.waits_for(), Some(Reason::Pending));
+    let mut early = Case::declared(Some(FenceState::Closed));
+    complete(early.incoming.as_mut().unwrap());
+    request_thick(&mut early);
+    assert_eq!(early.next(), Action::Undo, "it may become thick");
     let mut case = Case::prepared();
     make_thick(&mut case);
     // Its image is the volume's own.
@@ -259,9 +368,11 @@ fn volumes_that_move_together_wait_for_each_other_before_the_declaration_and_the
     let mut early = Case::prepared();
     for (progress, expected) in [
         (Progress::Absent, Some(Reason::WaitingForOthers)),
+        (Progress::Leaving, Some(Reason::WaitingForOthers)),
         (Progress::Waiting, Some(Reason::WaitingForOthers)),
         (Progress::Reserved, None),
         (Progress::Prepared, None),
+        (Progress::Moved, None),
     ] {
         early.companions = vec![companion(progress)];
         assert_eq!(early.waits_for(), expected, "{progress:?}");
@@ -270,10 +381,39 @@ fn volumes_that_move_together_wait_for_each_other_before_the_declaration_and_the
     complete(late.incoming.as_mut().unwrap());
     late.companions = vec![companion(Progress::Prepared)];
     assert_eq!(late.waits_for(), Some(Reason::WaitingForOthers));
-    late.companions = vec![companion(Progress::Absent)];
-    assert_eq!(late.next(), Action::Undo, "the other was given up");
+    for progress in [Progress::Absent, Progress::Leaving] {
+        late.companions = vec![companion(progress)];
+        assert_eq!(late.next(), Action::Undo, "the other was given up");
+    }
+    for progress in [Progress::Complete, Progress::Moved] {
+        late.companions = vec![companion(progress)];
+        assert_eq!(late.next(), Action::Commit);
+    }
+}
+
+#[test]
+fn a_copied_volume_follows_one_of_its_pods_that_has_moved_although_its_move_is_deleted() {
+    let mut late = Case::declared(Some(FenceState::Closed));
+    complete(late.incoming.as_mut().unwrap());
+    delete(&mut late);
     late.companions = vec![companion(Progress::Complete)];
+    assert_eq!(late.next(), Action::Undo);
+    late.companions = vec![companion(Progress::Moved)];
     assert_eq!(late.next(), Action::Commit);
+    late.companions.push(companion(Progress::Leaving));
+    assert_eq!(late.next(), Action::Commit, "all were deleted at once");
+    late.object.metadata.deletion_timestamp = None;
+    assert_eq!(late.next(), Action::Commit);
+    delete(&mut late);
+    late.companions.push(companion(Progress::Absent));
+    assert_eq!(late.next(), Action::Undo, "another one was undone");
+    late.companions.truncate(1);
+    late.incoming = Case::prepared().incoming;
+    assert_eq!(late.next(), Action::Undo, "it is not copied");
+    let mut early = Case::prepared();
+    early.companions = vec![companion(Progress::Moved)];
+    delete(&mut early);
+    assert_eq!(early.next(), Action::Cancel);
 }
 
 #[test]
@@ -290,7 +430,17 @@ fn a_companion_is_as_far_as_its_objects_say() {
     assert_eq!(progress(&whole), Progress::Prepared);
     complete(whole.incoming.as_mut().unwrap());
     assert_eq!(progress(&whole), Progress::Complete);
-    assert_eq!(progress(&Case::arrived()), Progress::Complete);
+    delete(&mut whole);
+    assert_eq!(progress(&whole), Progress::Leaving);
+    for mut early in [Case::decided(), Case::prepared()] {
+        delete(&mut early);
+        assert_eq!(progress(&early), Progress::Absent);
+    }
+    let mut undecided = Case::prepared();
+    let spec = &mut undecided.volume.as_mut().unwrap().spec;
+    spec.attributes.provisioning = Provisioning::Thick;
+    assert_eq!(progress(&undecided), Progress::Waiting);
+    assert_eq!(progress(&Case::arrived()), Progress::Moved);
     let mut elsewhere = Case::prepared();
     elsewhere.object.status = serde_json::from_value(json!({
         "plan": {"fromNode": "node-1", "toNode": "node-3", "epoch": 1}, "conditions": [],

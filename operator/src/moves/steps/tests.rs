@@ -1,7 +1,10 @@
 use cistern_crds::{MoveTakeover, VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    api::core::v1::PersistentVolumeStatus, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp,
+};
 
 use super::{super::volume::saved, *};
+use crate::testing::moment;
 
 fn object() -> VolumeMove {
     let spec = VolumeMoveSpec {
@@ -57,8 +60,10 @@ fn step(object: &VolumeMove, found: Option<&PersistentVolume>) -> Step {
         plan: &object.plan().unwrap(),
         volume: Some(&moved()),
         persistent_volume: found,
+        claim: None,
         is_granted: true,
         pods: &[],
+        now: moment(),
     })
 }
 
@@ -117,8 +122,10 @@ fn a_move_begins_when_its_volume_has_moved_and_ends_when_it_will_not() {
         plan: &plan,
         volume: Some(&before),
         persistent_volume: Some(&found),
+        claim: None,
         is_granted,
         pods: &[],
+        now: moment(),
     };
     assert_eq!(waits_for(&next(&view(true))), Some(Reason::Pending));
     assert_eq!(next(&view(false)), Step::End);
@@ -144,8 +151,10 @@ fn a_persistent_volume_in_use_or_held_by_others_is_not_touched() {
         plan: &object.plan().unwrap(),
         volume: Some(&moved()),
         persistent_volume: Some(&found),
+        claim: None,
         is_granted: true,
         pods: &pods,
+        now: moment(),
     });
     assert_eq!(waits_for(&used), Some(Reason::PodsRemain));
     let mut held = found.clone();
@@ -170,8 +179,10 @@ fn a_saved_persistent_volume_is_created_again_also_without_its_volume() {
             plan: &object.plan().unwrap(),
             volume,
             persistent_volume: None,
+            claim: None,
             is_granted,
             pods: &[],
+            now: moment(),
         });
         let Step::Create(again) = step else {
             panic!("{step:?}");
@@ -182,4 +193,59 @@ fn a_saved_persistent_volume_is_created_again_also_without_its_volume() {
     // A later takeover continues the move, and its volume has not moved yet.
     let before = ready_volume();
     assert_eq!(without(Some(&before), false).as_deref(), Some("node-1"));
+}
+
+#[test]
+fn a_claim_that_is_not_bound_is_woken_once_its_new_persistent_volume_is_bound() {
+    let mut object = object();
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&persistent_volume("node-1"))),
+        ..VolumeMoveStatus::default()
+    });
+    let mut found = persistent_volume("node-2");
+    found.metadata.uid = Some("uid-of-the-new-pv".to_owned());
+    let claim = |phase: &str, selected: &str| -> PersistentVolumeClaim {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "data", "annotations": {(names::SELECTED_NODE_ANNOTATION): selected},
+            },
+            "status": {"phase": phase},
+        }))
+        .unwrap()
+    };
+    let step = |found: &PersistentVolume, claim: Option<&PersistentVolumeClaim>| {
+        next(&View {
+            object: &object,
+            plan: &object.plan().unwrap(),
+            volume: Some(&moved()),
+            persistent_volume: Some(found),
+            claim,
+            is_granted: true,
+            pods: &[],
+            now: moment(),
+        })
+    };
+    let lost = claim("Lost", "node-1");
+    assert_eq!(step(&found, Some(&lost)), Step::AwaitBound);
+    found.status = Some(PersistentVolumeStatus {
+        phase: Some("Bound".to_owned()),
+        ..PersistentVolumeStatus::default()
+    });
+    let wake = Step::Wake {
+        claim: Box::new(lost.clone()),
+        node: "node-2".to_owned(),
+    };
+    assert_eq!(step(&found, Some(&lost)), wake);
+    let (woken, bound) = (claim("Lost", "node-2"), claim("Bound", "node-1"));
+    for claim in [Some(&woken), Some(&bound), None] {
+        assert_eq!(step(&found, claim), Step::End);
+    }
+    // The claim may not be changed: kube-controller-manager has looked at it meanwhile.
+    let age = |seconds| Some(time::to_kubernetes(moment() - TimeDelta::seconds(seconds)));
+    found.metadata.creation_timestamp = age(20);
+    assert_eq!(step(&found, Some(&lost)), wake);
+    found.metadata.creation_timestamp = age(21);
+    assert_eq!(step(&found, Some(&lost)), Step::End);
+    found.status = None;
+    assert_eq!(step(&found, Some(&lost)), Step::AwaitBound);
 }

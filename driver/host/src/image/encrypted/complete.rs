@@ -163,7 +163,8 @@ impl Pool {
         let no_space_or = |operation, source| self.no_space_or(operation, uid, source);
         if identity.provisioning == Provisioning::Thick {
             // After mkfs, which punches holes.
-            allocation::ensure(system, made.as_fd(), image.file_size(), progress::UNSEEN)
+            let (file, size) = (made.as_fd(), image.file_size());
+            self.with_space(|| allocation::ensure(system, file, size, progress::UNSTOPPED))
                 .map_err(|source| no_space_or("allocate the space", source.into()))?;
         }
         let identity = Identity {

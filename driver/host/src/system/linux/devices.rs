@@ -68,6 +68,10 @@ impl Devices for Linux {
         sysfs::device_errors(device)
     }
 
+    fn sector_size(&self, device: DeviceNumber) -> io::Result<Option<u32>> {
+        sysfs::sector_size(device)
+    }
+
     fn holders(&self, device: DeviceNumber) -> io::Result<Vec<Holder>> {
         sysfs::holders(device)
     }

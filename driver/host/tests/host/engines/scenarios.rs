@@ -14,7 +14,7 @@ use super::fixture::Fixture;
 use crate::{
     harness::{chain, must, sampled},
     health_volume::subject,
-    logical::UNSEEN,
+    logical::{Grow as _, UNSEEN},
 };
 
 /// A size that an XFS has at least.

@@ -9,6 +9,7 @@ use crate::{
     cgroups::Pods,
     encryption::{encrypted, keys, mapping, stage},
     harness::{Machine, eventually, must, open_new, unstage},
+    scenario::Volumes as _,
 };
 
 #[test]
@@ -18,7 +19,7 @@ fn a_limit_of_an_encrypted_volume_is_one_of_its_mapping_and_goes_away_with_it() 
     let pool = open_new(&machine);
     let pods = Pods::new();
     let wanted = encrypted(&machine, "a", FilesystemType::Ext4, Provisioning::Thick);
-    let image = must(pool.create_image(&wanted));
+    let image = must(pool.new_image(&wanted));
     let (staging, mine) = (machine.staging("a"), keys(b'a'));
     must(stage(&pool, &image, &mine, &staging));
     let limits = written_at_most(WRITES.into());

@@ -14,7 +14,7 @@ use cistern_host::{
 };
 use cistern_types::Bytes;
 
-use super::{CONFIG, REMAINS, UNSEEN, block, claim, open, reads_zero};
+use super::{CONFIG, Grow as _, REMAINS, UNSEEN, block, claim, open, reads_zero};
 use crate::{
     device::{Disk, SIZE},
     harness::{Machine, must, run, sampled},

@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    ops::ControlFlow,
     os::unix::fs::FileExt as _,
     sync::{Arc, mpsc},
     thread,
@@ -11,14 +12,15 @@ use std::{
 use cistern_host::{
     Expectation, ImageRequest,
     image::Error,
+    logical::Growth,
     system::{FailAt, Fault, System},
 };
 use cistern_types::Bytes;
 
-use super::{DISK, Group, UNSEEN, block, open};
+use super::{DISK, Group, Grow as _, UNSEEN, block, open, reads_zero};
 use crate::{
     device::Disk,
-    harness::{Machine, must, root, run},
+    harness::{Machine, eventually, must, root, run},
 };
 
 const LABEL: usize = 1 << 20;
@@ -206,6 +208,8 @@ fn a_group_with_a_copy_of_one_of_its_disks_is_refused_until_the_copy_is_away() {
     let group = Group::blank(&machine, 2);
     let pool = group.pool(&machine);
     let copy = Disk::attach(machine.path("disk-1"));
+    // A look at all devices is not waited for long.
+    eventually("the copy to be found", || pool.check().is_err());
     for error in [
         pool.check().unwrap_err().to_string(),
         group
@@ -220,6 +224,42 @@ fn a_group_with_a_copy_of_one_of_its_disks_is_refused_until_the_copy_is_away() {
     }
     copy.detach();
     must(pool.check());
+}
+
+/// vgimportclone gives a copy of a group other UUIDs, and leaves those of its logical volumes as they are.
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_volume_has_its_own_device_while_only_its_copy_in_another_group_is_active() {
+    let machine = Machine::new();
+    let group = Group::blank(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    must(pool.create(&request, UNSEEN));
+    let volume = format!("cistern-{}", request.uid);
+    let name = format!("{}/{volume}", group.name);
+    group.lvm("lvchange", &["--activate", "n", &name]);
+    let mut label = vec![0; LABEL];
+    let disk = std::fs::File::open(group.disks[0].path()).unwrap();
+    disk.read_exact_at(&mut label, 0).unwrap();
+    let disk = Disk::of_size(&machine, "copy", DISK);
+    disk.write(0, &label);
+    let copy = Group {
+        name: machine.uid("copy").to_string(),
+        disks: vec![disk],
+    };
+    let import = ["--basevgname", &copy.name, copy.disks[0].path()];
+    copy.lvm("vgimportclone", &import);
+    copy.lvm("vgchange", &["--activate", "y", &copy.name]);
+    assert_eq!(copy.names(), [volume.as_str()]);
+
+    let device = must(pool.open_volume(&request.uid)).0.number();
+    let mapping = format!("/sys/dev/block/{device}/dm/name");
+    let mapping = std::fs::read_to_string(mapping).unwrap();
+    let own = group.name.replace('-', "--");
+    assert!(mapping.starts_with(&own), "{mapping}");
+    must(pool.remove(&request.uid));
+    assert_eq!(group.names(), Vec::<String>::new());
+    assert_eq!(copy.names(), [volume]);
 }
 
 #[test]
@@ -257,14 +297,44 @@ fn a_volume_that_is_no_longer_wanted_is_not_zeroed_to_its_end() {
         ..block(&machine, "raw")
     };
     let percents = RefCell::new(Vec::new());
-    let interrupt = |percent| {
+    let stop = |percent| {
         percents.borrow_mut().push(percent);
-        pool.interrupt(&request.uid);
+        ControlFlow::Break(())
     };
-    pool.create(&request, &interrupt).unwrap_err();
+    pool.create(&request, &stop).unwrap_err();
     assert_eq!(percents.take(), [32]);
     assert_eq!(must(pool.volumes()), []);
     let made = must(pool.create(&request, UNSEEN));
     assert_eq!(made.size, request.size);
     must(pool.remove(&request.uid));
+}
+
+#[test]
+#[ignore = "needs device-mapper, which the virtual machine has"]
+fn a_raw_block_volume_is_as_before_until_its_prepared_growth_is_finished() {
+    let machine = Machine::new();
+    let group = Group::new(&machine, 1);
+    let pool = group.pool(&machine);
+    let request = block(&machine, "raw");
+    let before = must(pool.create(&request, UNSEEN));
+    let size = before.size.saturating_add(Bytes::mib(128));
+    let stop = |_: u8| ControlFlow::Break(());
+    pool.prepare_growth(&request.uid, size, &stop).unwrap_err();
+    let growth = must(pool.prepare_growth(&request.uid, size, UNSEEN));
+    assert_eq!(must(pool.volume(&request.uid)), Some(before));
+    // It is no remains of an interrupted call.
+    assert_eq!(must(pool.sweep()), 0);
+    assert_eq!(group.names().len(), 2);
+    let grown = must(pool.finish_growth(&request.uid, size, growth));
+    assert_eq!(grown.size, size);
+    reads_zero(&open(&pool, &request), size);
+
+    // What is not prepared is not shown to a pod, and what is not finished is removed.
+    let more = size.saturating_add(Bytes::mib(8));
+    let unprepared = pool.finish_growth(&request.uid, more, Growth::default());
+    unprepared.unwrap_err();
+    assert_eq!(must(pool.volume(&request.uid)), Some(grown));
+    drop(must(pool.prepare_growth(&request.uid, more, UNSEEN)));
+    assert_eq!(must(pool.sweep()), 1);
+    assert_eq!(group.names().len(), 1);
 }

@@ -15,7 +15,7 @@ use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use super::recording::Progress;
 use crate::{
     harness::{Machine, Volume, eventually, known, must, request},
-    scenario::Volumes as _,
+    scenario::{Volumes as _, thaw},
     snapshot::{SIZE, from, snapshot_of},
 };
 
@@ -87,7 +87,7 @@ impl<'a> Operations<'a> {
     /// Runs an operation, which succeeds also after an interrupted attempt.
     pub(crate) fn run(&self, operation: Operation) {
         match operation {
-            Operation::Create => drop(must(self.pool.create_image(&self.volume("a", SIZE)))),
+            Operation::Create => drop(must(self.pool.new_image(&self.volume("a", SIZE)))),
             Operation::Write => self.write("first"),
             Operation::TakeSnapshot => self.take_snapshot(),
             Operation::WriteAgain => self.write("second"),
@@ -105,7 +105,7 @@ impl<'a> Operations<'a> {
     /// Compares the pool after a power cut, when the first `done` operations were acknowledged. Then it repeats the
     /// one that was interrupted.
     pub(crate) fn compare(&self, done: usize) {
-        must(self.root.thaw_all());
+        thaw(self.root).unwrap();
         must(self.pool.sweep());
         self.compare_images(Progress { all: &ALL, done });
         if let Some(interrupted) = ALL.get(done) {
@@ -121,7 +121,7 @@ impl<'a> Operations<'a> {
             panic!("{inventory:?}");
         };
         assert!(
-            pool.temporary.is_empty() && pool.strays.is_empty(),
+            pool.temporary.is_empty() && pool.incoming.is_empty() && pool.strays.is_empty(),
             "{pool:?}"
         );
     }
@@ -237,7 +237,7 @@ impl<'a> Operations<'a> {
 
     fn clone(&self, name: &str) -> Image {
         let request = from(&self.existing("s"), self.volume(name, GROWN));
-        must(self.pool.create_image(&request))
+        must(self.pool.new_image(&request))
     }
 
     fn expand(&self) {

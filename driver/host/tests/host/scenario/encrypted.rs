@@ -13,7 +13,8 @@ use cistern_types::{Bytes, Consistency, Encryption, ExtentLimits, Provisioning};
 use serde_json::Value;
 
 use super::{
-    Step, path_in, snapshot_member, stage_with, uid, unique_uid, volume, wait_until_unbound,
+    Step, Volumes as _, path_in, snapshot_member, stage_with, uid, unique_uid, volume,
+    wait_until_unbound,
 };
 
 /// A thick encrypted volume, so that its first stage includes allocation.
@@ -52,7 +53,7 @@ pub(super) fn use_volume(
         }
         _ => {
             fs::create_dir_all(&staging)?;
-            pool.create_image(&request)?;
+            pool.new_image(&request)?;
         }
     }
     Ok(())
@@ -112,7 +113,7 @@ impl<'a> Clones<'a> {
     /// Takes a step.
     pub(super) fn run(&self, step: Step) -> Result<(), Box<dyn Error>> {
         match step {
-            Step::CloneEncrypted => drop(self.pool.create_image(&self.clone)?),
+            Step::CloneEncrypted => drop(self.pool.new_image(&self.clone)?),
             Step::StageClone => {
                 let keys = Keys::new(key(b'c')?, Some(key(b'k')?));
                 stage(self.pool, &self.clone, &self.staging, &keys)?;
@@ -140,7 +141,7 @@ impl<'a> Clones<'a> {
 
     fn prepare(&self) -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(&self.staging)?;
-        self.pool.create_image(&self.source)?;
+        self.pool.new_image(&self.source)?;
         self.stage_alone(&self.source, b'k')?;
         let member = snapshot_member(self.pool, &self.source, "s");
         self.root

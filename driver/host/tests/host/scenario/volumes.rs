@@ -1,18 +1,27 @@
 //! What every engine does for a volume, as methods of the engine itself.
 
+use std::ops::ControlFlow;
+
 use cistern_host::{
-    BlockStageRequest, Engine, ExpandRequest, StageRequest, Staged, grow, mounting::Error,
+    BlockStageRequest, Checking, Engine, ExpandRequest, Image, ImageRequest, StageRequest, Staged,
+    grow, image, mounting::Error,
 };
 use cistern_types::Bytes;
 
 /// Calls the methods of `dyn Engine`.
 pub(crate) trait Volumes {
+    /// Creates a volume. A check that it needs is made, and nothing stops it.
+    fn new_image(&self, request: &ImageRequest) -> Result<Image, image::Error>;
     fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error>;
     fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error>;
     fn expand(&self, request: &ExpandRequest<'_>) -> Result<Bytes, grow::Error>;
 }
 
 impl<E: Engine> Volumes for E {
+    fn new_image(&self, request: &ImageRequest) -> Result<Image, image::Error> {
+        self.create(request, Checking::UNSEEN, &|_| ControlFlow::Continue(()))
+    }
+
     fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         (self as &dyn Engine).stage(request)
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cistern_crds::Reason;
+use cistern_crds::{Reason, enumeration::first_names};
 use kube::ResourceExt;
 
 use crate::agent::desired::AssignedObjects;
@@ -84,12 +84,7 @@ fn leaving(volumes: &[String], snapshots: &[String]) -> String {
 fn named(kind: &str, names: &[String]) -> Option<String> {
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
     names.sort_unstable();
-    let more = match names.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        count => format!(" and {count} more"),
-    };
-    names.truncate(NAMED);
-    (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
+    (!names.is_empty()).then(|| format!("{kind} {}", first_names(names.iter(), NAMED)))
 }
 
 #[cfg(test)]

@@ -11,9 +11,13 @@ use parking_lot::Mutex;
 
 use super::{Ledger, Refusal, Reservation};
 
-/// Pending reservations by name of the pool.
+/// The pending reservations.
 #[derive(Debug, Default)]
-pub(super) struct Reservations(Mutex<HashMap<String, PendingOfPool>>);
+pub(super) struct Reservations(Mutex<Pending>);
+
+/// The pending reservations by name of the pool, while they are locked.
+#[derive(Debug, Default)]
+pub(super) struct Pending(HashMap<String, PendingOfPool>);
 
 /// Pending reservations of one pool, by UID of the custom resource.
 pub(super) type PendingOfPool = HashMap<String, Reservation>;
@@ -52,21 +56,39 @@ impl ReservationKind {
 }
 
 impl Reservations {
+    /// Works on the pending reservations, which are locked meanwhile. A ledger is built from objects that are read within, so
+    /// that no concurrent reservation is missing in it, and none that is made later is dropped.
+    pub(super) fn locked<T>(&self, work: impl FnOnce(&mut Pending) -> T) -> T {
+        work(&mut self.0.lock())
+    }
+
+    /// Removes a reservation whose write the API server refused.
+    pub(super) fn release(&self, pool: &str, uid: &str) {
+        if let Some(of_pool) = self.0.lock().0.get_mut(pool) {
+            of_pool.remove(uid);
+        }
+    }
+
+    /// Pending reservations of a pool.
+    pub(super) fn of_pool(&self, pool: &str) -> PendingOfPool {
+        self.0.lock().0.get(pool).cloned().unwrap_or_default()
+    }
+}
+
+impl Pending {
     /// Reserves bytes if the pool has room for them.
     ///
-    /// `ledger` is built from the watched objects and the pending reservations while the lock is
-    /// held, so that no concurrent reservation interferes. An object that already has the same
+    /// `ledger` is built from the watched objects and the other pending reservations. An object that already has the same
     /// reservation keeps it.
     pub(super) fn reserve(
-        &self,
+        &mut self,
         uid: &str,
         pool: &str,
         reservation: Reservation,
         kind: ReservationKind,
         ledger: impl FnOnce(PendingOfPool) -> Ledger,
     ) -> Result<(), Refusal> {
-        let mut pending = self.0.lock();
-        let of_pool = pending.entry(pool.to_owned()).or_default();
+        let of_pool = self.0.entry(pool.to_owned()).or_default();
         if of_pool.get(uid) == Some(&reservation) {
             return Ok(());
         }
@@ -86,33 +108,23 @@ impl Reservations {
         Ok(())
     }
 
-    /// Removes a reservation whose write the API server refused.
-    pub(super) fn release(&self, pool: &str, uid: &str) {
-        if let Some(of_pool) = self.0.lock().get_mut(pool) {
-            of_pool.remove(uid);
-        }
-    }
-
     /// Removes the reservations that the watch shows, that are no longer requested, or whose object
     /// is gone.
     ///
     /// `awaits_reservation` says whether the object with a UID still waits for its reservation.
-    pub(super) fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
+    pub(super) fn retain(&mut self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
         // A write in flight was made from an object that requests it, and fails when the object has
         // changed.
-        for of_pool in self.0.lock().values_mut() {
+        for of_pool in self.0.values_mut() {
             of_pool.retain(|uid, reservation| awaits_reservation(uid, reservation));
         }
-    }
-
-    /// Pending reservations of a pool.
-    pub(super) fn of_pool(&self, pool: &str) -> PendingOfPool {
-        self.0.lock().get(pool).cloned().unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use cistern_crds::Provisioning;
 
     use super::*;
@@ -138,15 +150,22 @@ mod tests {
     };
 
     fn make(reservations: &Reservations, uid: &str, kind: ReservationKind) -> Result<(), Refusal> {
-        let ledger =
-            |pending: PendingOfPool| Ledger::new(LIMITS, pending.into_values(), Bytes::ZERO);
-        reservations.reserve(uid, "fast", RESERVATION, kind, ledger)
+        reservations.locked(|pending| make_in(pending, uid, kind))
+    }
+
+    fn make_in(pending: &mut Pending, uid: &str, kind: ReservationKind) -> Result<(), Refusal> {
+        let ledger = |others: PendingOfPool| Ledger::new(LIMITS, others.into_values(), Bytes::ZERO);
+        pending.reserve(uid, "fast", RESERVATION, kind, ledger)
+    }
+
+    fn retain(reservations: &Reservations, awaits: impl Fn(&Reservation) -> bool) {
+        reservations.locked(|pending| pending.retain(|_, reservation| awaits(reservation)));
     }
 
     #[test]
     fn r12_concurrent_requests_get_only_the_reservations_that_fit() {
         let reservations = Reservations::default();
-        let kept = std::thread::scope(|scope| {
+        let kept = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|number| {
                     let reservations = &reservations;
@@ -159,6 +178,23 @@ mod tests {
             answers.flatten().count()
         });
         assert_eq!(kept, 1);
+    }
+
+    #[test]
+    fn r12_nothing_else_is_reserved_while_the_objects_are_read_that_a_reservation_is_based_on() {
+        let reservations = &Reservations::default();
+        thread::scope(|scope| {
+            let (first, second) = reservations.locked(|pending| {
+                let ask = move || make(reservations, "uid-2", ReservationKind::New);
+                let second = scope.spawn(ask);
+                // It waits, so it does not come between the read of the objects and this reservation.
+                assert!(reservations.0.try_lock().is_none());
+                (make_in(pending, "uid-1", ReservationKind::New), second)
+            });
+            assert_eq!(first, Ok(()));
+            let refusal = second.join().unwrap().unwrap_err();
+            assert_eq!(refusal.reason(), Reason::NoSpace);
+        });
     }
 
     #[test]
@@ -189,10 +225,10 @@ mod tests {
         let reservations = Reservations::default();
         make(&reservations, "uid-1", ReservationKind::New).unwrap();
         let not_yet = wanted_volume();
-        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&not_yet));
+        retain(&reservations, |it| it.is_awaited_by_volume(&not_yet));
         assert_eq!(reservations.of_pool("fast").len(), 1);
         let shown = admitted_volume();
-        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&shown));
+        retain(&reservations, |it| it.is_awaited_by_volume(&shown));
         assert!(reservations.of_pool("fast").is_empty());
     }
 
@@ -214,18 +250,14 @@ mod tests {
                 );
                 Ledger::new(LIMITS, [growth(1)], Bytes::ZERO)
             };
-            reservations.reserve(
-                "uid-1",
-                "fast",
-                growth(gib),
-                ReservationKind::Growth { held },
-                ledger,
-            )
+            let kind = ReservationKind::Growth { held };
+            reservations
+                .locked(|pending| pending.reserve("uid-1", "fast", growth(gib), kind, ledger))
         };
         let sees = |gib| {
             let mut volume = ready_volume();
             volume.spec.size = Bytes::gib(gib);
-            reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&volume));
+            retain(&reservations, |it| it.is_awaited_by_volume(&volume));
         };
         let pending = || reservations.of_pool("fast").values().next().map(|p| p.size);
         ask(6).unwrap();
@@ -244,7 +276,7 @@ mod tests {
         let mut shown = ready_volume();
         shown.spec.size = Bytes::gib(8);
         shown.status.as_mut().unwrap().reserved = Some(Bytes::gib(8));
-        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&shown));
+        retain(&reservations, |it| it.is_awaited_by_volume(&shown));
         assert_eq!(pending(), None, "the watch shows it");
     }
 
@@ -252,7 +284,7 @@ mod tests {
     fn the_reservation_of_a_deleted_volume_is_dropped() {
         let reservations = Reservations::default();
         make(&reservations, "uid-1", ReservationKind::New).unwrap();
-        reservations.retain(|_, _| false);
+        retain(&reservations, |_| false);
         assert!(reservations.of_pool("fast").is_empty());
     }
 }

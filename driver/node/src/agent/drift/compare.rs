@@ -36,7 +36,7 @@ pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
     let mut found = found(&view, now);
     let reported = node.status.unwrap_or_default();
     if let Err(error) = elsewhere::mark(agent, &reported, &mut found.orphans).await {
-        tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+        tracing::warn!(error = %Chain(&error), "cannot find out where the orphans belong");
         return false;
     }
     let changes = agent.drift.note(&reported, found, now);
@@ -63,10 +63,10 @@ async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
     match timeout(DEADLINE, read).await {
         Ok(Ok(Ok(inventory))) => return Some(inventory),
         Ok(Ok(Err(error))) => {
-            tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+            tracing::warn!(error = %Chain(&error), "cannot read the inventory of this node");
         }
         Ok(Err(error)) => {
-            tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+            tracing::warn!(error = %Chain(&error), "the task that reads the inventory panicked");
         }
         Err(_) => tracing::warn!("a comparison of this node takes longer than {DEADLINE:?}"),
     }
@@ -138,12 +138,14 @@ fn is_reported(view: &View, finding: &Finding) -> bool {
             !view.is_claimed(name)
         }
         FindingKind::ClosedImageWithoutObject
+        | FindingKind::CopyWithoutObject
         | FindingKind::SnapshotWithoutImage
         | FindingKind::GroupIncomplete
         | FindingKind::IdentityConflict
         | FindingKind::LedgerMismatch
         | FindingKind::DeletionUnfinished
         | FindingKind::LoopWithoutUse
+        | FindingKind::MappingWithoutUse
         | FindingKind::MountWithoutVolume
         | FindingKind::PoolWithoutNode
         | FindingKind::Stray => true,

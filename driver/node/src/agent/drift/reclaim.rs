@@ -7,7 +7,7 @@
 //! server is asked before each step. No image is removed from a pool that has not opted in, or that
 //! has opted out while its orphan waited.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
@@ -17,9 +17,8 @@ use cistern_crds::{
     volume::SourceKind,
 };
 use cistern_host::{InvalidUid, Uid, image};
-use tokio::task::{AbortHandle, JoinSet};
 
-use super::elsewhere;
+use super::{elsewhere, per_pool::PerPool};
 use crate::{
     agent::{
         Agent,
@@ -39,34 +38,20 @@ enum OrphanStep {
     Remove,
 }
 
-/// The removal of orphans, in a task for each pool, so that a hanging pool does not block the others.
-#[derive(Debug, Default)]
-pub(super) struct Reclaims {
-    tasks: JoinSet<()>,
-    running: HashMap<String, AbortHandle>,
-}
-
-impl Reclaims {
-    /// Starts the next step for each orphan that is due, in pools without a running task.
-    pub(super) fn begin(&mut self, agent: &Arc<Agent>) {
-        while self.tasks.try_join_next().is_some() {}
-        self.running.retain(|_, task| !task.is_finished());
-        if agent.desired.everything().is_none() {
-            return;
-        }
-        // Uses the written status: it has listed the image for the whole time.
-        let reported = agent.report.last().unwrap_or_default();
-        for pool_state in agent.pools.all() {
-            let (pool, uid) = (pool_state.spec.name.clone(), pool_state.spec.uid.clone());
-            let status = reported.iter().find(|status| status.uid == uid);
-            let is_opted_in = pool_state.spec.reclaim_orphans_after_hours.is_some();
-            if let (Some(status), true, false) =
-                (status, is_opted_in, self.running.contains_key(&uid))
-            {
-                let (agent, status) = (Arc::clone(agent), status.clone());
-                let work = async move { of_pool(&agent, &pool, &status).await };
-                self.running.insert(uid, self.tasks.spawn(work));
-            }
+/// Starts the next step for each orphan that is due, in pools without a running task.
+pub(super) fn begin(agent: &Arc<Agent>, tasks: &mut PerPool) {
+    if agent.desired.everything().is_none() {
+        return;
+    }
+    // Uses the written status: it has listed the image for the whole time.
+    let reported = agent.report.last().unwrap_or_default();
+    for pool_state in agent.pools.all() {
+        let spec = &pool_state.spec;
+        let status = reported.iter().find(|status| status.uid == spec.uid);
+        if let (Some(status), Some(_)) = (status, spec.reclaim_orphans_after_hours) {
+            let (agent, pool, status) = (Arc::clone(agent), spec.name.clone(), status.clone());
+            let work = async move { of_pool(&agent, &pool, &status).await };
+            tasks.start(&spec.uid, work);
         }
     }
 }

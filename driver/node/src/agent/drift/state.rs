@@ -18,8 +18,6 @@ pub struct Drift {
     state: Mutex<Option<State>>,
     /// Held while the host is read, so that a hanging read is not repeated.
     pub(super) inventory_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Held while copies are removed.
-    pub(super) copies_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]

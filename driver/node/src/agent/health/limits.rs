@@ -12,8 +12,8 @@ pub(super) async fn enforce(agent: &Agent, pool_state: &PoolState) {
     let mut volumes = Vec::new();
     let mut guards = Vec::new();
     let all = agent.desired.volumes_of(&pool_state.spec.name).into_iter();
-    let all = all.map(|volume| io_limits::of(&volume, &agent.pools));
-    for volume in all.filter(|volume| !volume.limits.is_none()) {
+    // Also those without limits: a removed limit may still be set.
+    for volume in all.map(|volume| io_limits::of(&volume, &agent.pools)) {
         // An operation on the volume sets its limits itself.
         if let Some(guard) = agent.locks.try_lock(&volume.name) {
             guards.push(guard);

@@ -103,9 +103,9 @@ pub fn of_closed(place: PoolPlace<'_>, why: &Explanation) -> Option<Observation<
 fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Observation<PoolSeverity> {
     use PoolSeverity::{Degraded, Unreachable};
 
-    let disk =
-        "look at its disk and at the kernel log of the node; it takes no new volumes meanwhile";
-    let backing = "bring it back as it was: the pool is not made again";
+    let disk = "check its disk and the kernel log of the node; it takes no new volumes meanwhile";
+    let backing =
+        "restore the original image file or device: Cistern does not create the pool again";
     let (severity, reason, advice) = match trouble {
         PoolTrouble::Hung { .. } => (Unreachable, Reason::ProbeTimedOut, disk),
         PoolTrouble::NotReadBack { .. } | PoolTrouble::Failed { .. } => {
@@ -139,7 +139,7 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Observation<PoolSever
         PoolTrouble::FilesystemErrors { .. } => (
             Degraded,
             Reason::FilesystemErrors,
-            "back its volumes up and look at the kernel log of the node",
+            "back its volumes up and check the kernel log of the node",
         ),
         PoolTrouble::DeviceErrors { .. } => (
             Degraded,

@@ -87,13 +87,13 @@ fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'sta
             Inaccessible,
             Reason::ProbeTimedOut,
             MayPass,
-            "look at the disk of its pool",
+            "check the disk of its pool",
         ),
         VolumeTrouble::Failed { .. } => (
             Degraded,
             Reason::OtherProblem,
             MayPass,
-            "look at the kernel log of the node",
+            "check the kernel log of the node",
         ),
     }
 }

@@ -8,16 +8,18 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Volumes that are made at a time in a pool. Each takes a thread, and a mkfs takes disk bandwidth. A logical volume can take
-/// hours, because all of it is zeroed.
+/// Volumes of a pool that are made at a time. Each takes a thread and disk bandwidth.
 const MADE_PER_POOL: usize = 8;
-/// Concurrent volume operations per pool. Some are left while volumes are made.
-const VOLUMES_PER_POOL: usize = MADE_PER_POOL + 2;
+/// Existing volumes of a pool that are allocated, or written with zeros to grow, at a time. Each can take hours.
+const ALLOCATIONS_PER_POOL: usize = 4;
+/// Concurrent volume operations per pool. Some are left while others take long.
+const VOLUMES_PER_POOL: usize = MADE_PER_POOL + ALLOCATIONS_PER_POOL + 2;
 
 /// Semaphores of each pool, by name.
 #[derive(Debug, Default)]
 pub(super) struct PoolLimiter {
     made: Mutex<HashMap<String, Arc<Semaphore>>>,
+    allocations: Mutex<HashMap<String, Arc<Semaphore>>>,
     volumes: Mutex<HashMap<String, Arc<Semaphore>>>,
     pools: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
@@ -26,9 +28,17 @@ pub(super) struct PoolLimiter {
 pub type Permit = OwnedSemaphorePermit;
 
 impl PoolLimiter {
-    /// Waits for a permit to make a volume in the pool, which is needed beside that of [`Self::volume`].
-    pub(super) async fn making(&self, pool: &str) -> Option<Permit> {
+    /// Waits for a permit to make a volume of the pool, which needs one of [`Self::volume`] as well.
+    pub(super) async fn made(&self, pool: &str) -> Option<Permit> {
         semaphore(&self.made, pool, MADE_PER_POOL)
+            .acquire_owned()
+            .await
+            .ok()
+    }
+
+    /// Waits for a permit for work of hours on an existing volume of the pool, which needs one of [`Self::volume`] as well.
+    pub(super) async fn allocation(&self, pool: &str) -> Option<Permit> {
+        semaphore(&self.allocations, pool, ALLOCATIONS_PER_POOL)
             .acquire_owned()
             .await
             .ok()
@@ -78,16 +88,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn volumes_that_take_long_to_make_leave_permits_for_other_work() {
+    async fn allocations_delay_neither_the_creation_nor_the_growth_of_other_volumes() {
         let limiter = PoolLimiter::default();
-        let mut making = Vec::new();
-        while let Some(permit) = limiter.making("fast").now_or_never() {
-            making.push((permit, limiter.volume("fast").await));
+        let mut allocations = Vec::new();
+        while let Some(permit) = limiter.allocation("fast").now_or_never() {
+            allocations.push((permit, limiter.volume("fast").await));
         }
-        assert_eq!(making.len(), MADE_PER_POOL);
+        assert_eq!(allocations.len(), ALLOCATIONS_PER_POOL);
+        let mut made = Vec::new();
+        while let Some(permit) = limiter.made("fast").now_or_never() {
+            made.push((permit, limiter.volume("fast").await));
+        }
+        assert_eq!(made.len(), MADE_PER_POOL);
         assert!(limiter.volume("fast").now_or_never().is_some());
-        making.pop();
-        assert!(limiter.making("fast").now_or_never().is_some());
+        allocations.pop();
+        assert!(limiter.allocation("fast").now_or_never().is_some());
+        made.pop();
+        assert!(limiter.made("fast").now_or_never().is_some());
     }
 
     #[test]

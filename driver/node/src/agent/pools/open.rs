@@ -8,14 +8,14 @@ use std::sync::Arc;
 use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
-    Engine, Expectation, Root, image,
+    ClosedImage, Engine, Expectation, Root, Stray, image,
     logical::{DisksLeftOut, GroupSource, VolumeGroup},
     pool::{self, Broken, GroupError, Unfit},
 };
 
 use super::{
     declaration::{Declared, DesiredPool, Undeclared, declaration, reported},
-    images::{ImageSizes, Images},
+    images::{ImageSizes, Images, Listing},
     state::{PoolAvailability, PoolState, Usable},
 };
 use crate::{agent::desired::AssignedObjects, findings::charged_size};
@@ -183,22 +183,9 @@ fn survey(
     }
     let mut strays = Vec::new();
     images.refresh(|| {
-        // The order matters: an image that moves to the trash meanwhile is seen in one of the
-        // lists.
-        let mut found = pool.volumes()?;
-        if let Some(pool) = pool.images() {
-            let discarded = pool.discarded()?;
-            strays = pool.strays(&found, &discarded)?;
-            found.extend(discarded.into_iter().map(|it| it.image));
-        }
-        let sizes = found.iter().map(|image| {
-            let sizes = ImageSizes {
-                charged: charged_size(image),
-                allocated: image.allocated,
-            };
-            (image.uid.to_string(), sizes)
-        });
-        Ok::<_, Error>(sizes.collect())
+        let (listing, found) = list(&*pool)?;
+        strays = found;
+        Ok::<_, Error>(listing)
     })?;
     Ok(Usable {
         statistics: pool.statistics()?,
@@ -208,6 +195,33 @@ fn survey(
         strays,
         pool,
     })
+}
+
+/// Lists what a pool holds, and the files that are not Cistern's.
+fn list(pool: &dyn Engine) -> Result<(Listing, Vec<Stray>), Error> {
+    // The order matters: an image that moves to the trash meanwhile is seen in one of the lists.
+    let mut found = pool.volumes()?;
+    let (mut listing, mut strays) = (Listing::default(), Vec::new());
+    if let Some(pool) = pool.images() {
+        let discarded = pool.discarded()?;
+        strays = pool.strays(&found, &discarded)?;
+        found.extend(discarded.into_iter().map(|it| it.image));
+        for ClosedImage { image, .. } in pool.closed()? {
+            listing.add_moving(image.uid.to_string(), charged_size(&image));
+        }
+        for copy in pool.incoming()? {
+            listing.add_moving(copy.volume.to_string(), copy.allocated);
+        }
+    }
+    let sizes = found.iter().map(|image| {
+        let sizes = ImageSizes {
+            charged: charged_size(image),
+            allocated: image.allocated,
+        };
+        (image.uid.to_string(), sizes)
+    });
+    listing.sizes = sizes.collect();
+    Ok((listing, strays))
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,9 @@
 //! Removes the image of a replica whose spec requests it.
 //!
-//! *Invariant:* an open image is closed and removed only if the API server says that the volume is on another node, in a later
-//! epoch. Without a PoolVolume, nothing says so: its object may have been deleted to be created again. The image stays then, as an
-//! orphan.
-
-use std::sync::Arc;
+//! *Invariants:* no image is removed before the volume's node has reported the volume in its present epoch, but a copy on another node
+//! if the volume is to be deleted. An open image is closed and removed only if the API server says that the volume is on another node,
+//! in a later epoch. Without a PoolVolume, nothing says so: its object may have been deleted to be created again. The image stays
+//! then, as an orphan.
 
 use cistern_client::Chain;
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Reason, ReplicaPurpose};
@@ -51,8 +50,8 @@ impl Reconciliation<'_, PoolReplica> {
             return self.end(ReplicaOutcome::NotReclaimed(why)).await;
         }
         let place = Place::of(self.object, volume.as_ref());
-        let pool = match self.pool() {
-            Ok((_, usable)) => Arc::clone(&usable.pool),
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
             Err(why) => return self.end(kept(why.message)).await,
         };
         let permit = self.permit().await;
@@ -61,8 +60,19 @@ impl Reconciliation<'_, PoolReplica> {
         };
         let replica = self.object.clone();
         let removing = on_host((permit, guard), move || {
-            let pool = pool.images_for(MOVES)?;
-            remove(pool, &replica, place)
+            let removed = remove(usable.pool.images_for(MOVES)?, &replica, place)?;
+            if removed == Removal::Done {
+                let (images, image) = (&usable.images, &replica.spec.image);
+                match (replica.spec.purpose, place) {
+                    // An open image of the same name is the volume's own, or an orphan.
+                    (ReplicaPurpose::Incoming, _) => images.removed_moving(image),
+                    (ReplicaPurpose::Retained, Place::Here) => {}
+                    (ReplicaPurpose::Retained, Place::Elsewhere | Place::Unknown) => {
+                        images.removed(image);
+                    }
+                }
+            }
+            Ok::<_, Stays>(removed)
         });
         let replica = &self.name;
         match removing.await.map_err(|source| self.broken(source))? {
@@ -96,9 +106,9 @@ impl Reconciliation<'_, PoolReplica> {
 /// Why a volume, as the API server has it, needs the image of a replica; None if it does not.
 fn needed_by(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Option<String> {
     let volume = volume?;
-    let (spec, status) = (&volume.spec, volume.status.as_ref());
+    let spec = &volume.spec;
     let name = &replica.spec.volume_name;
-    let is_reported = status.is_some_and(|status| status.epoch == spec.epoch);
+    let is_reported = volume.current_status().is_some();
     let is_here = spec.node_name == replica.spec.node_name;
     let is_moving = spec
         .target
@@ -107,12 +117,14 @@ fn needed_by(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Option<Strin
     if is_moving {
         return Some(format!("volume {name} still moves"));
     }
-    let needs = match replica.spec.purpose {
-        // The copy is opened first, or the image that was closed.
-        _ if is_here => !is_reported,
-        ReplicaPurpose::Incoming => false,
-        ReplicaPurpose::Retained => spec.epoch <= replica.spec.epoch || !is_reported,
-    };
+    let is_retained = replica.spec.purpose == ReplicaPurpose::Retained;
+    // Nobody needs the data any more, and the volume's node may never report the volume.
+    if spec.deletion_requested && !is_retained && !is_here {
+        return None;
+    }
+    // The copy is opened first, or the image that was closed. Until then, either may be the only one, also after an undo.
+    let is_former = is_retained && !is_here;
+    let needs = !is_reported || is_former && spec.epoch <= replica.spec.epoch;
     needs.then(|| {
         let node = &spec.node_name;
         format!("volume {name} is not ready on node {node} yet")
@@ -265,15 +277,28 @@ mod tests {
             needs(Retained, committed.clone()).unwrap(),
             "volume pvc-1 is not ready on node node-2 yet"
         );
-        assert!(needs(Incoming, committed).is_some());
+        assert!(needs(Incoming, committed.clone()).is_some());
+        let mut deleted = committed;
+        deleted.spec.deletion_requested = true;
+        assert!(needs(Retained, deleted.clone()).is_some());
+        assert!(needs(Incoming, deleted).is_some(), "its own");
         let moved = volume("node-2", 1, 1, false);
         assert_eq!(needs(Retained, moved.clone()), None);
         assert_eq!(needs(Incoming, moved), None);
         // Undone, and not opened again yet.
         let undone = volume("node-1", 1, 0, false);
         assert!(needs(Retained, undone.clone()).is_some());
-        assert_eq!(needs(Incoming, undone), None);
-        assert_eq!(needs(Retained, volume("node-1", 1, 1, false)), None);
+        assert_eq!(
+            needs(Incoming, undone.clone()).unwrap(),
+            "volume pvc-1 is not ready on node node-1 yet"
+        );
+        let mut deleted = undone;
+        deleted.spec.deletion_requested = true;
+        assert!(needs(Retained, deleted.clone()).is_some());
+        assert_eq!(needs(Incoming, deleted), None);
+        let reopened = volume("node-1", 1, 1, false);
+        assert_eq!(needs(Retained, reopened.clone()), None);
+        assert_eq!(needs(Incoming, reopened), None);
         // Never declared, and not cancelled: the volume is where it was.
         assert_eq!(needs(Retained, volume("node-1", 0, 0, false)), None);
         assert_eq!(needed_by(&replica(Retained), None), None);

@@ -21,6 +21,8 @@ pub enum Own {
     Kept,
     /// The copy of a snapshot is complete. The volume is used meanwhile.
     Passed(ReceivedSnapshot),
+    /// The pool has no complete copy of the snapshot any more that was reported.
+    Lost,
     /// Progress of the copy.
     Copying(CopyProgress),
     /// The copy has all data of the volume.
@@ -64,6 +66,12 @@ pub fn after(
                 received.received.format("%H:%M:%S UTC")
             );
             let (ready, reason) = (ConditionType::Ready, Reason::Copying);
+            own = Some(ConditionUpdate::new(ready, false, reason, message));
+        }
+        ReplicaOutcome::Own(Own::Lost) => {
+            status.snapshot = None;
+            let message = "the copy of the volume is missing in the pool; it is copied again";
+            let (ready, reason) = (ConditionType::Ready, Reason::ImageMissing);
             own = Some(ConditionUpdate::new(ready, false, reason, message));
         }
         ReplicaOutcome::Own(Own::Copying(progress)) => own = Some(finding(progress)),

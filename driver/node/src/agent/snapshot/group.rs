@@ -113,7 +113,8 @@ fn next(agent: &Agent, group: &PoolSnapshotGroup, taken: &TakeResult) -> Action 
             let wait = retries.failed(name.clone());
             tracing::warn!(
                 group = name,
-                ?why,
+                reason = %why.reason,
+                error = %why,
                 ?wait,
                 "the group does not match its spec, retrying"
             );

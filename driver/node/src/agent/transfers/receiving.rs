@@ -224,7 +224,7 @@ fn begin(agent: &Agent, wanted: &Wanted, node: &str, extent: (Bytes, Bytes)) -> 
         what = wanted.name(),
         node,
         from = extent.0.0,
-        "a copy begins"
+        "started to receive a copy"
     );
     copy
 }

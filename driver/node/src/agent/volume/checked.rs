@@ -3,13 +3,13 @@
 //!
 //! *Invariant:* a waiting check holds neither the volume's lock nor a permit of its pool.
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use cistern_crds::{ExtentLimits, PoolVolume};
 use cistern_host::{Checking, Engine};
 use kube::runtime::controller::Action;
 
-use super::disk;
+use super::disk::ImageStep;
 use crate::agent::{
     plan::VolumeStep,
     reconcile::{LOCKED, Reconciliation},
@@ -39,12 +39,21 @@ impl Reconciliation<'_, PoolVolume> {
             ticket.run(now);
             let work = move || {
                 let progress = |percent| _ = ticket.reached(percent);
-                let checking = Checking::Now(&progress);
-                disk::prepare(&*pool, &volume, step, extent_limits, checking, &|_| {}, now)
+                let step = ImageStep {
+                    pool: &*pool,
+                    volume: &volume,
+                    step,
+                    extent_limits,
+                    checking: Checking::Now(&progress),
+                    progress: &|_| ControlFlow::Continue(()),
+                    set_limits: &|| {},
+                    now,
+                };
+                step.take(guard)
             };
-            Some(on_host((turn, guard), work).await)
+            Some(on_host(turn, work).await)
         };
-        let Some((done, object)) = self.report_while(work).await else {
+        let Some((done, object)) = self.report_while(work, Self::is_deleted).await else {
             // A waiting check starts again; a running one keeps its lock.
             return Ok(Action::requeue(LOCKED));
         };

@@ -8,6 +8,9 @@
 //! the target is gone, and the spec still names this node ─▶ the image is opened again, also if no status has reported that it is closing
 //! ```
 //!
+//! An object that was created again has no status of this node. Where its copy is, the copy becomes the image, which the volume then
+//! adopts (`left.rs`).
+//!
 //! *Invariant:* each state is on the disk before the status reports it, because the operator acts on the status.
 
 use std::{sync::Arc, time::Duration};
@@ -15,12 +18,19 @@ use std::{sync::Arc, time::Duration};
 use cistern_client::Chain;
 use cistern_crds::{
     Explanation, FenceState, FenceStatus, HasImage as _, PoolReplica, PoolVolume, PoolVolumeStatus,
-    volume::ImageStatus,
+    Reason, volume::ImageStatus,
 };
-use cistern_host::{Fence, Pool, Root, Uid, copy::PromotedVolume, image::Error as HostError};
+use cistern_host::{
+    InvalidUid, Pool, Root, Uid,
+    copy::PromotedVolume,
+    image::{Error as HostError, SECTOR_SIZE},
+};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
-use super::status::{Own, VolumeOutcome};
+use super::{
+    left::reopen_closing,
+    status::{Own, VolumeOutcome},
+};
 use crate::{
     agent::{
         Agent,
@@ -31,7 +41,7 @@ use crate::{
         work::Error,
     },
     blocking::on_host,
-    image::{self, Image, MOVES, name_of},
+    image::{self, MOVES, name_of},
 };
 
 /// When to try again to close an image that is attached. Unstaging triggers it, too.
@@ -58,9 +68,18 @@ pub(super) enum MoveStep {
     Open {
         /// UID of the VolumeMove.
         by: String,
+        /// Name of the image.
+        image: String,
     },
     /// Make the copy of its last snapshot the image: the node that had the volume is lost.
     Promote {
+        /// UID of the VolumeMove.
+        by: String,
+        /// Name of the image.
+        image: String,
+    },
+    /// Make nothing: the volume was created again here, and its copy is not complete.
+    Refuse {
         /// UID of the VolumeMove.
         by: String,
     },
@@ -71,8 +90,9 @@ pub(super) fn next<'a>(
     volume: &PoolVolume,
     mut replicas: impl Iterator<Item = &'a PoolReplica>,
 ) -> Option<MoveStep> {
-    let status = volume.status.as_ref()?;
-    let is_reported = status.epoch == volume.spec.epoch;
+    // One that is not admitted has no image, or was created again.
+    let is_admitted = volume.reserved().is_some();
+    let is_reported = is_admitted && volume.current_status().is_some();
     if let Some(target) = &volume.spec.target {
         let is_made = !matches!(plan::next(volume), VolumeStep::Make | VolumeStep::Grow);
         return (is_reported && is_made).then(|| MoveStep::Close {
@@ -80,22 +100,26 @@ pub(super) fn next<'a>(
             to: target.node_name.clone(),
         });
     }
-    if is_reported {
+    let is_going = volume.spec.deletion_requested || volume.metadata.deletion_timestamp.is_some();
+    if is_reported || !is_admitted && is_going {
         return None;
     }
     let name = volume.name_any();
-    let promoted = volume.spec.promoted_move_uid.as_ref();
     if let Some(copy) = replicas.find(|it| it.is_copy_for(&name, volume.spec.epoch)) {
-        let by = copy.spec.move_uid.clone();
+        let (by, image) = (copy.spec.move_uid.clone(), copy.spec.image.clone());
         if copy.is_complete() {
-            return Some(MoveStep::Open { by });
+            return Some(MoveStep::Open { by, image });
         }
         // Nothing but this says that there is no other copy: the watch may not show yet that this one is complete.
-        if promoted == Some(&by) {
-            return Some(MoveStep::Promote { by });
+        if volume.spec.promoted_move_uid.as_ref() == Some(&by) {
+            return Some(MoveStep::Promote { by, image });
+        }
+        if !is_admitted {
+            return Some(MoveStep::Refuse { by });
         }
     }
-    Some(match &status.fence {
+    let fence = volume.status.as_ref().and_then(|it| it.fence.as_ref());
+    is_admitted.then(|| match fence {
         Some(fence) => MoveStep::Reopen {
             by: fence.move_uid.clone(),
         },
@@ -119,24 +143,24 @@ impl Reconciliation<'_, PoolVolume> {
                     pool.reopen(uid, &by.parse()?)?;
                     Ok(())
                 };
-                match self.on_image(step).await? {
+                match self.on_image(name_of(self.object), step).await? {
                     Ok(((), _)) => Box::pin(self.prepare_here(VolumeStep::Keep)).await,
                     Err(action) => Ok(action),
                 }
             }
             MoveStep::Unmark => match self.unmark().await? {
-                Ok(()) => Box::pin(self.take(plan::next(self.object))).await,
+                Ok(()) => Box::pin(self.take(first_step(self.object))).await,
                 Err(action) => Ok(action),
             },
-            MoveStep::Open { by } => {
+            MoveStep::Open { by, image } => {
                 let name = self.name.clone();
                 let step = move |pool: &Pool, uid: &Uid| {
                     pool.open_copy(uid, &name, &by.parse()?)?;
                     Ok(pool.filesystem_uuid().to_string())
                 };
-                self.arrive(step).await
+                self.arrive(image.parse(), step).await
             }
-            MoveStep::Promote { by } => {
+            MoveStep::Promote { by, image } => {
                 let volume = self.object.clone();
                 let step = move |pool: &Pool, uid: &Uid| {
                     let promoted = promoted(&volume, uid)?;
@@ -147,7 +171,15 @@ impl Reconciliation<'_, PoolVolume> {
                     volume = self.name,
                     "promoting the standby copy of the volume"
                 );
-                self.arrive(step).await
+                self.arrive(image.parse(), step).await
+            }
+            MoveStep::Refuse { by } => {
+                let why = format!(
+                    "the volume moves to this node by the VolumeMove with UID {by}, and its copy here is not complete; no empty \
+                     volume takes its place"
+                );
+                let why = Explanation::new(Reason::Moving, why);
+                self.refuse_left(why).await
             }
         }
     }
@@ -160,46 +192,9 @@ impl Reconciliation<'_, PoolVolume> {
         if !self.pool().is_ok_and(|(_, usable)| has_images(&usable)) {
             return Ok(Ok(()));
         }
-        let step = |pool: &Pool, uid: &Uid| Ok(reopen_closing(pool, uid)?);
-        Ok(self.on_image(step).await?.map(|((), _)| ()))
-    }
-
-    /// Finds the image of a predecessor with the same name. Opens it again if it is closing, or closed for a move that this object
-    /// declares, and that closes it again, or that is given up. Fails if it is closed for another move, which may have taken the data
-    /// to another node.
-    pub(super) async fn find_left_image(
-        &self,
-        usable: &Usable,
-    ) -> Result<Result<Option<Image>, image::Error>, Error> {
-        if usable.pool.images().is_none() {
-            return self.find_own_image(usable).await;
-        }
-        // Before the search, which finds open images only.
-        let spec = &self.object.spec;
-        let declared = spec.target.as_ref().map(|target| &target.move_uid);
-        let uncommitted = declared.into_iter().chain(&spec.cancelled_move_uid);
-        let uncommitted: Vec<String> = uncommitted.cloned().collect();
-        let (name, pool) = (self.name.clone(), Arc::clone(&usable.pool));
-        let permit = self.permit().await;
-        let work = on_host(permit, move || {
-            let uncommitted: Result<Vec<Uid>, _> =
-                uncommitted.iter().map(|uid| uid.parse()).collect();
-            reopen_left(pool.images_for(MOVES)?, &name, &uncommitted?)
-        });
-        if let Err(error) = work.await.map_err(|source| self.broken(source))? {
-            return Ok(Err(error));
-        }
-        let found = self.find_own_image(usable).await?;
-        let Ok(Some(image)) = &found else {
-            return Ok(found);
-        };
-        let (uid, pool) = (image.image.uid.clone(), Arc::clone(&usable.pool));
-        let permit = self.permit().await;
-        let work = on_host(permit, move || {
-            Ok::<_, image::Error>(reopen_closing(pool.images_for(MOVES)?, &uid.parse()?)?)
-        });
-        let unmarked = work.await.map_err(|source| self.broken(source))?;
-        Ok(unmarked.and(found))
+        let step = |pool: &Pool, uid: &Uid| Ok(reopen_closing(pool, uid, None)?);
+        let unmarked = self.on_image(name_of(self.object), step).await?;
+        Ok(unmarked.map(|((), _)| ()))
     }
 
     /// Closes the image to the next state, and reports it.
@@ -219,10 +214,14 @@ impl Reconciliation<'_, PoolVolume> {
                 FenceState::Closed => close_unused(&root, pool, uid, &by),
             }
         };
-        match self.on_image(step).await? {
+        match self.on_image(name_of(self.object), step).await? {
             Ok((true, _)) => {
                 let volume = &self.name;
-                tracing::info!(volume, ?state, to, "the volume is being closed for a move");
+                let done = match state {
+                    FenceState::Closing => "began to close the volume for a move",
+                    FenceState::Closed => "closed the volume for a move",
+                };
+                tracing::info!(volume, to, "{done}");
                 let fence = FenceStatus { state, move_uid };
                 let fenced = VolumeOutcome::Own(Own::Fenced { fence, to });
                 self.end(fenced).await
@@ -232,32 +231,33 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Takes the step that makes a copy the volume's image, and reports the volume as that of its epoch. The step returns
-    /// the UUID of the pool.
+    /// Takes the step that makes a copy the volume's image, and reports the volume as that of its epoch. A volume that is not
+    /// admitted adopts the image then. The step returns the UUID of the pool.
     async fn arrive(
         &self,
+        image: Result<Uid, InvalidUid>,
         step: impl FnOnce(&Pool, &Uid) -> Result<String, image::Error> + Send + 'static,
     ) -> Result<Action, Error> {
-        match self.on_image(step).await? {
-            Ok((pool_uuid, uid)) => {
-                tracing::info!(volume = self.name, "the volume has moved to this node");
-                let mut arrived = self.object.clone();
-                arrived.status = self
-                    .object
-                    .status
-                    .as_ref()
-                    .map(|status| arrived_status(status, &uid, pool_uuid));
-                let arrived = Reconciliation::of(self.agent, &arrived);
-                Box::pin(arrived.prepare_here(VolumeStep::Keep)).await
-            }
-            Err(action) => Ok(action),
-        }
+        let (pool_uuid, uid) = match self.on_image(image, step).await? {
+            Ok(done) => done,
+            Err(action) => return Ok(action),
+        };
+        tracing::info!(volume = self.name, "the volume has moved to this node");
+        let status = self.object.status.as_ref();
+        let Some(status) = status.filter(|status| status.reserved.is_some()) else {
+            return Box::pin(self.admit()).await;
+        };
+        let mut arrived = self.object.clone();
+        arrived.status = Some(arrived_status(status, &uid, pool_uuid));
+        let arrived = Reconciliation::of(self.agent, &arrived);
+        Box::pin(arrived.prepare_here(VolumeStep::Keep)).await
     }
 
-    /// Does a step on the image of the volume, whose lock is held meanwhile. Otherwise it has failed, and when it is
+    /// Does a step on an image of the volume, whose lock is held meanwhile. Otherwise it has failed, and when it is
     /// tried again is in the error.
     async fn on_image<T: Send + 'static>(
         &self,
+        image: Result<Uid, InvalidUid>,
         step: impl FnOnce(&Pool, &Uid) -> Result<T, image::Error> + Send + 'static,
     ) -> Result<Result<(T, Uid), Action>, Error> {
         let usable = match self.pool() {
@@ -268,9 +268,9 @@ impl Reconciliation<'_, PoolVolume> {
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Err(Action::requeue(LOCKED)));
         };
-        let (volume, pool) = (self.object.clone(), Arc::clone(&usable.pool));
+        let pool = Arc::clone(&usable.pool);
         let work = on_host((permit, guard), move || {
-            let uid = name_of(&volume)?;
+            let uid = image?;
             let pool = pool.images_for(MOVES)?;
             step(pool, &uid).map(|done| (done, uid))
         });
@@ -297,34 +297,18 @@ fn close_unused(root: &Root, pool: &Pool, uid: &Uid, by: &Uid) -> Result<bool, i
     }
 }
 
-/// Removes the mark of an image that is closing. A closed image is left as it is.
-fn reopen_closing(pool: &Pool, uid: &Uid) -> Result<(), HostError> {
-    match pool.fence(uid) {
-        Ok(Fence::Closing { by }) => pool.reopen(uid, &by),
-        // The next step reports what is missing.
-        Ok(Fence::Open | Fence::Closed { .. }) | Err(HostError::Missing { .. }) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Opens the images again that a volume of this name has left closed for one of these moves. Fails if one is closed for another
-/// move.
-fn reopen_left(pool: &Pool, name: &str, uncommitted: &[Uid]) -> Result<(), image::Error> {
-    for left in pool.closed()? {
-        let (uid, identity) = (left.image.uid, left.image.identity);
-        let owner = identity.map(|identity| identity.owner);
-        if owner.is_none_or(|owner| owner.volume() != Some(name)) {
-            continue;
+/// The next step of a volume of a new epoch. An image that exists is reported before it grows or changes: until then, no pod gets it.
+fn first_step(volume: &PoolVolume) -> VolumeStep {
+    match plan::next(volume) {
+        VolumeStep::AdmitGrowth | VolumeStep::Grow | VolumeStep::AdmitAttributes => {
+            VolumeStep::Keep
         }
-        // Without a readable mark, this fails and names it.
-        match pool.fence(&uid)? {
-            Fence::Closed { by } if uncommitted.contains(&by) => pool.reopen(&uid, &by)?,
-            Fence::Closed { by } => return Err(HostError::Moving { uid, by }.into()),
-            Fence::Open | Fence::Closing { .. } => continue,
-        }
-        tracing::warn!(volume = name, image = %uid, "opened an image again that the volume had left closed");
+        step @ (VolumeStep::Rest
+        | VolumeStep::Admit
+        | VolumeStep::Make
+        | VolumeStep::Keep
+        | VolumeStep::Reclaim) => step,
     }
-    Ok(())
 }
 
 /// What a standby copy becomes.
@@ -335,19 +319,19 @@ fn promoted(volume: &PoolVolume, uid: &Uid) -> Result<PromotedVolume, image::Err
         uid: uid.clone(),
         name: volume.name_any(),
         size: volume.reserved().unwrap_or(volume.spec.size),
-        provisioning: volume.spec.attributes.provisioning,
+        provisioning: volume.admitted_attributes().provisioning,
         source,
     })
 }
 
 /// The status of a volume that has arrived: what described its image on the other node is gone.
 fn arrived_status(status: &PoolVolumeStatus, uid: &Uid, pool_uuid: String) -> PoolVolumeStatus {
-    let sector_size = status.image.as_ref().map(|image| image.sector_size);
     PoolVolumeStatus {
-        image: sector_size.map(|sector_size| ImageStatus {
+        image: Some(ImageStatus {
             uid: uid.to_string(),
             pool_uuid,
-            sector_size,
+            // Only images move.
+            sector_size: SECTOR_SIZE,
         }),
         fence: None,
         allocated: None,
@@ -359,10 +343,10 @@ fn arrived_status(status: &PoolVolumeStatus, uid: &Uid, pool_uuid: String) -> Po
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, MoveTarget};
+    use cistern_crds::{Bytes, MoveTarget, Provisioning};
 
     use super::*;
-    use crate::testing::{ready_volume, replica};
+    use crate::testing::{admitted_volume, ready_volume, replica, wanted_volume};
 
     fn moving() -> PoolVolume {
         let mut volume = ready_volume();
@@ -394,6 +378,46 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_is_not_admitted_yet_is_not_closed() {
+        let created_again = PoolVolume {
+            status: None,
+            ..moving()
+        };
+        assert_eq!(step(&created_again, &[]), None);
+        let mut refused = moving();
+        refused.status.as_mut().unwrap().reserved = None;
+        assert_eq!(step(&refused, &[]), None);
+    }
+
+    #[test]
+    fn a_volume_that_was_created_again_takes_up_its_copy_and_is_not_made_beside_it() {
+        let mut volume = wanted_volume();
+        (volume.spec.epoch, volume.metadata.uid) = (1, Some("uid-2".to_owned()));
+        assert_eq!(step(&volume, &[]), None, "it is made");
+        let mut copy = replica("pvc-1", 1);
+        let (by, image) = ("move-1".to_owned(), "uid-1".to_owned());
+        let refuse = MoveStep::Refuse { by: by.clone() };
+        assert_eq!(step(&volume, &[copy.clone()]), Some(refuse));
+        volume.spec.promoted_move_uid = Some(by.clone());
+        let promote = MoveStep::Promote {
+            by: by.clone(),
+            image: image.clone(),
+        };
+        assert_eq!(step(&volume, &[copy.clone()]), Some(promote.clone()));
+        // Also if the node that is lost, or this one, has refused it before.
+        volume.status = Some(PoolVolumeStatus::default());
+        assert_eq!(step(&volume, &[copy.clone()]), Some(promote));
+        copy.status.get_or_insert_default().complete = true;
+        let open = MoveStep::Open { by, image };
+        assert_eq!(step(&volume, &[copy.clone()]), Some(open));
+        let mut earlier = copy.clone();
+        earlier.spec.epoch = 2;
+        assert_eq!(step(&volume, &[earlier]), None, "of another epoch");
+        volume.spec.deletion_requested = true;
+        assert_eq!(step(&volume, &[copy]), None);
+    }
+
+    #[test]
     fn a_closed_volume_is_opened_where_its_spec_names_it() {
         let mut undone = ready_volume();
         undone.spec.epoch = 1;
@@ -412,6 +436,7 @@ mod tests {
         copy.status.get_or_insert_default().complete = true;
         let open = MoveStep::Open {
             by: "move-1".to_owned(),
+            image: "uid-1".to_owned(),
         };
         assert_eq!(step(&undone, &[copy.clone()]), Some(open));
         copy.spec.epoch = 2;
@@ -432,6 +457,33 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_a_new_epoch_is_reported_before_it_grows_or_changes() {
+        let mut volume = ready_volume();
+        volume.spec.epoch = 1;
+        volume.spec.attributes.provisioning = Provisioning::Thick;
+        assert_eq!(plan::next(&volume), VolumeStep::AdmitAttributes);
+        assert_eq!(first_step(&volume), VolumeStep::Keep);
+        volume.spec.size = Bytes::gib(2);
+        assert_eq!(plan::next(&volume), VolumeStep::AdmitGrowth);
+        assert_eq!(first_step(&volume), VolumeStep::Keep);
+        volume.status.as_mut().unwrap().reserved = Some(Bytes::gib(2));
+        assert_eq!(plan::next(&volume), VolumeStep::Grow);
+        assert_eq!(first_step(&volume), VolumeStep::Keep);
+        volume.spec.deletion_requested = true;
+        assert_eq!(first_step(&volume), VolumeStep::Reclaim);
+        assert_eq!(first_step(&admitted_volume()), VolumeStep::Make);
+    }
+
+    #[test]
+    fn a_promoted_volume_has_the_provisioning_that_was_admitted() {
+        let mut volume = ready_volume();
+        volume.spec.attributes.provisioning = Provisioning::Thick;
+        let uid: Uid = "uid-1".parse().unwrap();
+        let promoted = promoted(&volume, &uid).unwrap();
+        assert_eq!(promoted.provisioning, Provisioning::Thin);
+    }
+
+    #[test]
     fn a_copy_is_promoted_only_if_the_spec_names_its_move_and_no_later_copy_is_complete() {
         let mut volume = ready_volume();
         volume.spec.epoch = 1;
@@ -442,12 +494,17 @@ mod tests {
         assert_eq!(step(&volume, &[copy.clone()]), unmark, "of an earlier move");
         let by = "move-1".to_owned();
         volume.spec.promoted_move_uid = Some(by.clone());
-        let promote = MoveStep::Promote { by: by.clone() };
+        let image = "uid-1".to_owned();
+        let promote = MoveStep::Promote {
+            by: by.clone(),
+            image: image.clone(),
+        };
         assert_eq!(step(&volume, &[copy.clone()]), Some(promote));
         assert_eq!(step(&volume, &[]), unmark);
         // The copy of the closed volume has what was written since.
         copy.status.get_or_insert_default().complete = true;
-        assert_eq!(step(&volume, &[copy]), Some(MoveStep::Open { by }));
+        let open = MoveStep::Open { by, image };
+        assert_eq!(step(&volume, &[copy]), Some(open));
     }
 
     #[test]

@@ -15,10 +15,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 impl Reconciliation<'_, PoolVolume> {
     /// Waits for work on the volume and reports its progress meanwhile. Returns what the work
     /// returned, and the object as it was last written. None if another client has changed the
-    /// object or the volume is to be deleted: the next reconcile continues.
+    /// object or `is_over`: the next reconcile continues.
     pub(super) async fn report_while<T>(
         &self,
         work: impl Future<Output = T>,
+        is_over: impl Fn(&Self) -> bool,
     ) -> Option<(T, PoolVolume)> {
         let (mut work, mut object) = (pin!(work), self.object.clone());
         loop {
@@ -26,22 +27,32 @@ impl Reconciliation<'_, PoolVolume> {
                 done = &mut work => return Some((done, object)),
                 () = sleep(INTERVAL) => {}
             }
+            if is_over(self) {
+                return None;
+            }
             object = self.report(object).await?;
         }
     }
 
-    /// Waits for something; none once the volume is to be deleted.
-    pub(super) async fn unless_deleted<T>(&self, awaited: impl Future<Output = T>) -> Option<T> {
+    /// Waits for something; none once the object is outdated.
+    pub(super) async fn unless_outdated<T>(&self, awaited: impl Future<Output = T>) -> Option<T> {
         let mut awaited = pin!(awaited);
         loop {
             tokio::select! {
                 done = &mut awaited => return Some(done),
                 () = sleep(INTERVAL) => {}
             }
-            if self.is_deleted() {
+            if self.is_outdated() {
                 return None;
             }
         }
+    }
+
+    /// Whether the spec has changed since this reconcile began, or the object is gone.
+    pub(super) fn is_outdated(&self) -> bool {
+        let shown = self.agent.desired.volume(&self.name);
+        let shown = shown.as_deref().and_then(readable);
+        shown.is_none_or(|shown| shown.metadata.generation != self.object.metadata.generation)
     }
 
     /// Whether the volume is to be deleted by now.

@@ -4,8 +4,8 @@ mod conditions;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, Explanation, FenceStatus, PoolVolume, PoolVolumeStatus, VolumeProblem,
-    condition::ConditionUpdate,
+    Bytes, ConditionType, Explanation, FenceStatus, PoolVolume, PoolVolumeStatus, Reason,
+    VolumeProblem, condition::ConditionUpdate,
 };
 
 use self::conditions::{
@@ -68,6 +68,28 @@ pub enum Own {
         /// Name of the node that it moves to.
         to: String,
     },
+}
+
+impl Own {
+    /// Why a change of the volume did not succeed; None for other outcomes.
+    pub fn failure(&self) -> Option<Explanation> {
+        match self {
+            Self::GrowthRefused(why) | Self::AttributesRefused(why) => Some(why.clone()),
+            Self::NotGrown { message } => Some(Explanation::new(Reason::ExpansionFailed, message)),
+            Self::NotModified { message } => {
+                Some(Explanation::new(Reason::ModificationFailed, message))
+            }
+            Self::GrowthAdmitted { .. }
+            | Self::AttributesAdmitted
+            | Self::Allocating(_)
+            | Self::Filesystem(_)
+            | Self::Health(_)
+            | Self::Checking(_)
+            | Self::Copying(_)
+            | Self::Limits(_)
+            | Self::Fenced { .. } => None,
+        }
+    }
 }
 
 /// The conditions of a volume.

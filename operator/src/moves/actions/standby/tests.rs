@@ -1,6 +1,8 @@
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Cutover, PreparedCopy, Promotion, ReceivedSnapshot, ReplicaPurpose, testing::ready_snapshot,
+    ConditionType, Cutover, PreparedCopy, Promotion, ReceivedSnapshot, ReplicaPurpose,
+    condition::{self, ConditionUpdate},
+    testing::ready_snapshot,
 };
 
 use super::*;
@@ -184,6 +186,47 @@ fn a_standby_copy_is_promoted_only_if_its_node_is_lost_and_it_is_as_new_as_deman
 }
 
 #[test]
+fn a_copy_that_its_node_cannot_read_is_not_promoted() {
+    let reporting = |reason: Reason| {
+        let mut case = promotable();
+        let unready = ConditionUpdate::new(ConditionType::Ready, false, reason, "broken");
+        let status = case.incoming.as_mut().unwrap().status.as_mut().unwrap();
+        condition::set(&mut status.conditions, &unready, Some(1), moment());
+        case
+    };
+    // It cannot receive more, because the node of the volume is lost.
+    for reason in [Reason::SourceUnreachable, Reason::Copying] {
+        assert_eq!(reporting(reason).next(), Action::RecordPromotion(moment()));
+    }
+    let mut silent = promotable();
+    silent.unavailable = Some("broken");
+    let refuses = |case: &Case| {
+        let (reason, message) = why(case);
+        assert_eq!(reason, Reason::NotPromotable);
+        let says = "node node-2 cannot use its copy now: broken";
+        assert!(message.contains(says), "{message}");
+    };
+    refuses(&silent);
+    for reason in [
+        Reason::PoolNotReady,
+        Reason::ImageMissing,
+        Reason::ProvisioningFailed,
+    ] {
+        refuses(&reporting(reason));
+    }
+}
+
+#[test]
+fn no_copy_is_promoted_for_a_volume_that_no_node_has_reported() {
+    let mut case = promotable();
+    case.volume.as_mut().unwrap().status = None;
+    let (reason, message) = why(&case);
+    assert_eq!(reason, Reason::NotPromotable);
+    let says = "`nodeName: node-2, epoch: 1, promotedMoveUID: move-1`";
+    assert!(message.contains(says), "{message}");
+}
+
+#[test]
 fn a_promotion_that_is_recorded_is_committed_without_a_fence() {
     let mut case = promotable();
     case.object.status.as_mut().unwrap().promoted = Some(moment());
@@ -293,13 +336,17 @@ fn a_standby_copy_is_kept_when_a_growth_is_refused_or_its_volume_becomes_thick()
     let mut thick = standby();
     let thick_now = cistern_crds::Provisioning::Thick;
     spec_of(&mut thick).attributes.provisioning = thick_now;
+    assert!(matches!(thick.next(), Action::Rest(_)), "not admitted");
+    let admitted = spec_of(&mut thick).attributes;
+    let status = thick.volume.as_mut().unwrap().status.as_mut();
+    status.unwrap().attributes = Some(admitted);
     assert_eq!(thick.next(), Action::Release(ReplicaPurpose::Retained));
     thick.retained.as_mut().unwrap().spec.provisioning = thick_now;
     let Action::Rest(message) = thick.next() else {
         panic!("{:?}", thick.next());
     };
     assert!(
-        message.contains("thick now and the room for its copy thin"),
+        message.contains("is now thick, but its copy is reserved as thin"),
         "{message}"
     );
 }
@@ -310,6 +357,10 @@ fn the_superseded_image_is_kept_until_its_volume_move_is_deleted() {
     case.now = after(100_000);
     let (reason, message) = why(&case);
     assert_eq!(reason, Reason::Superseded);
+    assert!(
+        message.contains("Node node-1 keeps the previous image"),
+        "{message}"
+    );
     assert!(message.contains("delete this VolumeMove"), "{message}");
     delete(&mut case);
     assert_eq!(case.next(), Action::RemoveSnapshot("pass-3".to_owned()));
@@ -317,6 +368,29 @@ fn the_superseded_image_is_kept_until_its_volume_move_is_deleted() {
     assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Retained));
     case.retained = None;
     assert_eq!(case.next(), Action::End);
+}
+
+#[test]
+fn the_superseded_image_is_kept_if_the_pool_volume_is_created_again_from_the_copy() {
+    let mut case = promoted();
+    case.object.status.as_mut().unwrap().promoted = None;
+    spec_of(&mut case).promoted_move_uid = Some("move-1".to_owned());
+    case.now = after(100_000);
+    assert_eq!(why(&case).0, Reason::Superseded);
+    let retained = case.retained.take();
+    assert_eq!(case.next(), Action::End);
+    case.retained = retained;
+    // The deletion of the volume does not remove it either.
+    spec_of(&mut case).deletion_requested = true;
+    case.incoming = Some(replica(ReplicaPurpose::Incoming, "node-2", 1));
+    assert_eq!(case.next(), Action::Release(ReplicaPurpose::Incoming));
+    case.incoming = None;
+    assert_eq!(why(&case).0, Reason::Superseded);
+    // Another move made it what it is.
+    spec_of(&mut case).promoted_move_uid = Some("move-0".to_owned());
+    spec_of(&mut case).deletion_requested = false;
+    case.snapshots = [None, None];
+    assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Retained));
 }
 
 #[test]
@@ -328,6 +402,16 @@ fn nothing_waits_for_a_node_that_is_forgotten() {
     assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
     case.retained = None;
     assert_eq!(case.next(), Action::End);
+    // The old image of a move is not removed either.
+    let mut moved = Case::arrived();
+    moved.incoming = None;
+    moved.source.is_forgotten = true;
+    moved.snapshots = standby().snapshots;
+    assert_eq!(moved.next(), Action::ReleaseSnapshot("pass-3".to_owned()));
+    moved.snapshots = [None, None];
+    assert_eq!(moved.next(), Action::Release(ReplicaPurpose::Retained));
+    moved.retained = None;
+    assert_eq!(moved.next(), Action::End);
     // The copy is the volume's own image first.
     let mut arriving = promoted();
     arriving.source.is_forgotten = true;

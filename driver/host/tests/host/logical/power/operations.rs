@@ -10,7 +10,7 @@ use cistern_host::{EncryptionState, Image, ImageRequest, logical::VolumeGroup};
 use cistern_types::{Bytes, FilesystemType};
 
 use super::{
-    super::{UNSEEN, block, encrypted, open, volume},
+    super::{Grow as _, UNSEEN, block, encrypted, open, volume},
     Powered,
 };
 use crate::{

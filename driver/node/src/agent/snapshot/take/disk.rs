@@ -10,6 +10,7 @@ use cistern_host::{
     snapshot::{Barrier, Member, SnapshotRequest},
 };
 use kube::ResourceExt as _;
+use tokio::time::timeout;
 
 use super::attempt::{Origin, TakeError, TakeResult, broken, failed, not_yet};
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
     image::{self, Image, ImageObject, SNAPSHOTS},
 };
 
-/// How long to wait for the lock of a volume.
+/// How long to wait for the lock of a volume, and for a permit.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One snapshot to be taken or found.
@@ -175,7 +176,7 @@ pub(super) async fn lock_all(
     agent: &Agent,
     snapshots: &[PoolSnapshot],
 ) -> Result<impl Send + use<>, TakeError> {
-    // Locks are taken in one order, and a holder of a permit waits for no lock.
+    // Locks are taken in one order. The holder of a permit may wait for one of them, so the wait for permits is limited.
     let volumes: BTreeSet<String> = snapshots.iter().map(ImageObject::volume).collect();
     let mut guards = Vec::new();
     for volume in volumes {
@@ -185,7 +186,8 @@ pub(super) async fn lock_all(
     let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
     let mut permits = Vec::new();
     for pool in pools {
-        permits.push(agent.pools.permit(pool).await);
+        let permit = timeout(LOCK_PATIENCE, agent.pools.permit(pool)).await;
+        permits.push(permit.map_err(|_| TakeResult::Busy)?);
     }
     Ok((permits, guards))
 }

@@ -78,11 +78,14 @@ pub(super) fn attributes_applied(
             Reason::Pending,
             &format!("{} is being applied", volume.spec.attributes),
         ),
-        VolumeOutcome::Own(Own::AttributesRefused(why)) => not(why.reason, &why.message),
-        VolumeOutcome::Own(Own::NotModified { message }) => {
-            not(Reason::ModificationFailed, message)
+        VolumeOutcome::Own(own @ (Own::AttributesRefused(_) | Own::NotModified { .. })) => {
+            own.failure().and_then(|why| not(why.reason, &why.message))
         }
-        VolumeOutcome::Ready(_) if status.attributes == Some(volume.spec.attributes) => {
+        // The first report of an epoch comes before the space is allocated.
+        VolumeOutcome::Ready(_)
+            if status.attributes == Some(volume.spec.attributes)
+                && volume.current_status().is_some() =>
+        {
             Some(ConditionUpdate::reconciled(kind))
         }
         _ => None,
@@ -134,8 +137,9 @@ pub(super) fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<C
         VolumeOutcome::Own(Own::GrowthAdmitted { size }) => {
             not(Reason::Pending, &format!("the image is growing to {size}"))
         }
-        VolumeOutcome::Own(Own::GrowthRefused(why)) => not(why.reason, &why.message),
-        VolumeOutcome::Own(Own::NotGrown { message }) => not(Reason::ExpansionFailed, message),
+        VolumeOutcome::Own(own @ (Own::GrowthRefused(_) | Own::NotGrown { .. })) => {
+            own.failure().and_then(|why| not(why.reason, &why.message))
+        }
         VolumeOutcome::Own(Own::Filesystem(Growth::Incomplete(message))) => {
             not(Reason::FilesystemSmaller, message)
         }

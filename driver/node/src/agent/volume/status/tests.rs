@@ -1,4 +1,4 @@
-use cistern_crds::{HasImage as _, Provisioning, Reason, VolumeSeverity, condition};
+use cistern_crds::{HasImage as _, Provisioning, VolumeSeverity, condition};
 
 use super::*;
 use crate::{
@@ -145,6 +145,48 @@ fn a_growth_is_reserved_first_and_granted_when_it_is_done() {
         condition_of(&volume.status.unwrap(), ConditionType::Expanded),
         pair("True", Reason::Reconciled)
     );
+}
+
+#[test]
+fn each_outcome_that_did_not_succeed_says_why() {
+    let why = |reason| Explanation::new(reason, "broken");
+    let message = || "broken".to_owned();
+    let own = VolumeOutcome::Own;
+    for (outcome, expected) in [
+        (
+            VolumeOutcome::Refused(why(Reason::NoSpace)),
+            Reason::NoSpace,
+        ),
+        (
+            VolumeOutcome::NotReady(why(Reason::ImageMissing)),
+            Reason::ImageMissing,
+        ),
+        (
+            VolumeOutcome::NotReclaimed(why(Reason::InUse)),
+            Reason::InUse,
+        ),
+        (
+            own(Own::GrowthRefused(why(Reason::NoSpace))),
+            Reason::NoSpace,
+        ),
+        (
+            own(Own::AttributesRefused(why(Reason::PoolClosed))),
+            Reason::PoolClosed,
+        ),
+        (
+            own(Own::NotGrown { message: message() }),
+            Reason::ExpansionFailed,
+        ),
+        (
+            own(Own::NotModified { message: message() }),
+            Reason::ModificationFailed,
+        ),
+    ] {
+        assert_eq!(outcome.failure(Own::failure), Some(why(expected)));
+    }
+    for outcome in [VolumeOutcome::Rested, own(Own::AttributesAdmitted)] {
+        assert_eq!(outcome.failure(Own::failure), None);
+    }
 }
 
 #[test]
@@ -451,4 +493,21 @@ fn the_progress_of_an_allocation_is_reported_until_it_ends() {
         condition_of(&status, kind),
         pair("True", Reason::Reconciled)
     );
+}
+
+#[test]
+fn a_volume_that_has_come_back_is_ready_before_it_is_thick() {
+    let mut volume = ready_volume();
+    volume.spec.attributes.provisioning = Provisioning::Thick;
+    let admitted = VolumeOutcome::Own(Own::AttributesAdmitted);
+    volume.status = Some(after(&volume, &admitted, at(400)));
+    volume.spec.epoch = 1;
+    let status = after(&volume, &VolumeOutcome::Ready(image()), at(401));
+    let done = pair("True", Reason::Reconciled);
+    assert_eq!(condition_of(&status, ConditionType::Ready), done);
+    let kind = ConditionType::AttributesApplied;
+    assert_eq!(condition_of(&status, kind), pair("False", Reason::Pending));
+    volume.status = Some(status);
+    let status = after(&volume, &VolumeOutcome::Ready(image()), at(402));
+    assert_eq!(condition_of(&status, kind), done);
 }

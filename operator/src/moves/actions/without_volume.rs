@@ -1,22 +1,24 @@
-//! What is left of a volume whose object is gone. Pure.
+//! A move whose volume has no object any more. Pure.
 //!
 //! ```text
 //! its deletion was requested: the VolumeMove is being deleted, or the PersistentVolume is gone, too ─▶ the copy is removed
 //! somebody has removed the object, or forgotten its node ─▶ a whole copy is kept, until a person decides
+//! the VolumeMove was deleted before that, which undid the move ─▶ its deletion does not count
 //! ```
 //!
 //! *Invariants:* only a request removes data: that of the deletion of the volume, or that of an administrator who deletes the
-//! VolumeMove. The image of the former node is never removed here: it may be the only one.
+//! VolumeMove, or requests the removal of the copy. The image of the former node is never removed here: it may be the only one.
 
 use cistern_crds::{
     ConditionType, Explanation, HasImage as _, PoolReplica, Reason, ReplicaPurpose, condition,
 };
+use kube::ResourceExt as _;
 
 use super::{Action, Seen, clear_one};
 
 impl Seen<'_> {
-    /// The next step of a move whose volume is gone.
-    pub(super) fn bereft(&self) -> Action {
+    /// The next step of a move whose PoolVolume does not exist.
+    pub(super) fn without_volume(&self) -> Action {
         if self.is_to_follow {
             return Action::Follow;
         }
@@ -36,8 +38,9 @@ impl Seen<'_> {
                 Action::Release(ReplicaPurpose::Retained)
             };
         }
-        let is_requested = self.object.metadata.deletion_timestamp.is_some() || !self.is_claimed;
-        if let Some(copy) = self.incoming.filter(|it| is_all_that_is_left(it))
+        let is_deleted = self.object.metadata.deletion_timestamp.is_some();
+        let is_requested = is_deleted && !self.object.keeps_copy() || !self.is_claimed;
+        if let Some(copy) = self.incoming.filter(|it| may_be_only_data(it))
             && !is_requested
         {
             return Action::Wait(self.kept(copy));
@@ -48,16 +51,38 @@ impl Seen<'_> {
 
     fn kept(&self, copy: &PoolReplica) -> Explanation {
         let (volume, node) = (&self.object.spec.volume_name, &copy.spec.node_name);
+        let (from, spec) = (&self.plan.from_node, spec_for(copy));
+        let discard = if self.object.keeps_copy() {
+            let replica = copy.name_any();
+            format!("set spec.deletionRequested of PoolReplica {replica} to true")
+        } else {
+            "delete this VolumeMove".to_owned()
+        };
         let message = format!(
-            "PoolVolume {volume} is gone, and its deletion was not requested: node {node} keeps the copy of it. Create the \
-             PoolVolume again with the same spec to go on, or delete this VolumeMove to remove the copy"
+            "PoolVolume {volume} does not exist, although its deletion was not requested; node {node} keeps the copy. To \
+             continue, create the PoolVolume again with the same spec or, if node {from} is lost, {spec}. To discard the \
+             copy, {discard}"
         );
         Explanation::new(Reason::NotMovable, message)
     }
 }
 
-/// Whether a copy of a volume that is gone may be the only data of it: it is whole, and its removal is not requested.
-pub(in crate::moves) fn is_all_that_is_left(copy: &PoolReplica) -> bool {
+/// With which fields a PoolVolume is created again, so that the node with the copy makes that the volume.
+pub(super) fn spec_for(copy: &PoolReplica) -> String {
+    let (node, epoch, uid) = (&copy.spec.node_name, copy.spec.epoch, &copy.spec.move_uid);
+    let promoted = if copy.is_complete() {
+        String::new()
+    } else {
+        // What was written after the last pass is not in it.
+        format!(", promotedMoveUID: {uid}")
+    };
+    format!(
+        "with `nodeName: {node}, epoch: {epoch}{promoted}` and without target: node {node} then opens the copy"
+    )
+}
+
+/// Whether a copy may be the only data of its volume: it is whole, and its removal is not requested.
+pub(in crate::moves) fn may_be_only_data(copy: &PoolReplica) -> bool {
     let is_whole = copy.is_complete() || copy.received_snapshot().is_some();
     copy.spec.purpose == ReplicaPurpose::Incoming && is_whole && !copy.spec.deletion_requested
 }
@@ -130,11 +155,44 @@ mod tests {
             };
             assert_eq!(why.reason, Reason::NotMovable);
             assert!(why.message.contains("node node-2 keeps the copy"), "{why}");
+            let spec = if case.incoming.as_ref().unwrap().is_complete() {
+                "`nodeName: node-2, epoch: 1`"
+            } else {
+                "`nodeName: node-2, epoch: 1, promotedMoveUID: move-1`"
+            };
+            assert!(why.message.contains(spec), "{why}");
             case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
             assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
             case.incoming = None;
             assert_eq!(case.next(), Action::End);
         }
+    }
+
+    #[test]
+    fn the_copy_that_an_undone_move_keeps_stays_without_its_volume() {
+        // The former node has not opened its image again.
+        let mut case = Case::prepared();
+        case.volume.as_mut().unwrap().spec.epoch = 1;
+        complete(case.incoming.as_mut().unwrap());
+        case.object.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+        assert_eq!(case.next(), Action::KeepCopy);
+        case.object.status.as_mut().unwrap().copy_kept = true;
+        assert_eq!(case.waits_for(), Some(Reason::NotMovable));
+        let mut case = gone(case);
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+        case.retained = None;
+        let Action::Wait(why) = case.next() else {
+            panic!("{:?}", case.next());
+        };
+        assert_eq!(why.reason, Reason::NotMovable);
+        let says = "set spec.deletionRequested of PoolReplica pvc-1.1 to true";
+        assert!(why.message.contains(says), "{why}");
+        case.is_claimed = false;
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+        case.is_claimed = true;
+        let copy = case.incoming.as_mut().unwrap();
+        copy.spec.deletion_requested = true;
+        assert_eq!(case.waits_for(), Some(Reason::RemovingImage));
     }
 
     #[test]
