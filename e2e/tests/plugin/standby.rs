@@ -38,7 +38,8 @@ impl Stage {
     async fn volume_is_ready(&self, name: &str) {
         let ready = json!({"type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z"});
-        let image = json!({"uid": "i", "poolUuid": "11111111-1111-4111-8111-111111111111"});
+        let image = json!({"uid": "i", "sectorSize": 4096,
+            "poolUuid": "11111111-1111-4111-8111-111111111111"});
         let status = json!({"image": image, "conditions": [ready]});
         write_status(&self.volumes, name, status).await;
     }
