@@ -52,6 +52,9 @@ pub const TEST_LABEL: &str = "e2e.cistern.storage/test";
 /// The time limit for the slowest ordinary operations on a busy machine, such as unpacking an image, starting a
 /// pod or deleting an object.
 pub const PATIENCE: Duration = Duration::from_mins(2);
+/// The time limit for Kubernetes to forget the pods of a deleted Node. Its garbage collector needs up to a minute for that on an
+/// idle machine, so [`PATIENCE`] leaves little for a busy one.
+pub const PODS_FORGOTTEN: Duration = Duration::from_mins(5);
 
 /// How often kubectl tries to reach the API server.
 const CONNECTIONS: u32 = 5;

@@ -12,7 +12,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{PATIENCE, TEST_LABEL, Test};
+use super::{PATIENCE, PODS_FORGOTTEN, TEST_LABEL, Test};
 use crate::{eventually, gone};
 
 /// The volume binding mode of a class.
@@ -269,6 +269,11 @@ impl Test {
         K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
     {
         gone(api, name, PATIENCE).await;
+    }
+
+    /// Waits until Kubernetes has forgotten a pod whose Node is deleted.
+    pub async fn pod_forgotten(&self, name: &str) {
+        gone(&self.namespaced::<Pod>(), name, PODS_FORGOTTEN).await;
     }
 
     /// Waits for an event about an object that contains all of these strings, and returns its reason and message.

@@ -3,7 +3,7 @@
 use cistern_crds::{Bytes, PoolVolume, StoragePool, VolumeMove, persistent_volume::nodes_of};
 use cistern_e2e::{
     Harness, Test,
-    cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
+    cluster::{PATIENCE, PODS_FORGOTTEN, objects::Binding::WaitForFirstConsumer},
     eventually,
 };
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -33,12 +33,16 @@ async fn forget_mount_point(test: &Test, harness: Harness, pool: &str, old: &str
 
 /// Waits until the volume and its PersistentVolume name the node and no VolumeMove is left.
 async fn has_followed(test: &Test, volume: &str, node: &str) {
-    eventually("the volume to follow its disk", PATIENCE, async || {
-        let volume = test.all::<PoolVolume>().get(volume).await;
-        let volume = volume.map_err(|error| error.to_string())?;
-        let is_there = volume.spec.node_name == node;
-        is_there.then_some(()).ok_or_else(|| format!("{volume:#?}"))
-    })
+    eventually(
+        "the volume to follow its disk",
+        PODS_FORGOTTEN,
+        async || {
+            let volume = test.all::<PoolVolume>().get(volume).await;
+            let volume = volume.map_err(|error| error.to_string())?;
+            let is_there = volume.spec.node_name == node;
+            is_there.then_some(()).ok_or_else(|| format!("{volume:#?}"))
+        },
+    )
     .await;
     test.gone(&test.all::<VolumeMove>(), volume).await;
     eventually("its PersistentVolume to follow", PATIENCE, async || {

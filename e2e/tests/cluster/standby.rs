@@ -86,7 +86,7 @@ async fn a_standby_copy_under_load_is_promoted_after_its_node_was_killed() {
         let at_once = DeleteParams::default();
         test.all::<Node>().delete(&old, &at_once).await.unwrap();
         // Kubernetes forgets the pods of a Node that is gone.
-        test.gone(&test.namespaced::<Pod>(), "writer").await;
+        test.pod_forgotten("writer").await;
         let taken = copied(test, &volume, DateTime::UNIX_EPOCH).await;
         let time = taken.to_rfc3339_opts(SecondsFormat::Nanos, true);
         let promotion = json!({"spec": {"promotion": {"dataAsOf": time}}});
