@@ -58,8 +58,7 @@ pub fn can_read<'a>(
     registration: &[&ConditionUpdate],
 ) -> Result<&'a NodePoolStatus, Explanation> {
     let refuse = |reason, message: String| Err(Explanation { reason, message });
-    let carries = |node: &&StorageNode| node.spec.pools.iter().any(|entry| entry.name == pool);
-    let Some(node) = node.filter(carries) else {
+    let Some(node) = node.filter(|node| node.source_of(pool).is_some()) else {
         return refuse(Reason::PoolUnknown, format!("does not carry pool {pool}"));
     };
     for part in registration {

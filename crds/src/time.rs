@@ -1,7 +1,10 @@
-//! Converts between the time types of chrono and of the Kubernetes API (jiff).
+//! Converts between the time types of chrono and of the Kubernetes API (jiff), and shows times to people.
 
 use chrono::{DateTime, Utc};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
+/// How messages show a time.
+pub const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
 
 /// Converts to the time type of Kubernetes, truncated to seconds.
 pub fn to_kubernetes(moment: DateTime<Utc>) -> Time {

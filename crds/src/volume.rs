@@ -204,6 +204,18 @@ impl PoolVolume {
         status.filter(|status| status.epoch == self.spec.epoch)
     }
 
+    /// Whether the volume has its image, and its node reports it as ready.
+    pub fn is_ready(&self) -> bool {
+        self.current_status().is_some_and(|status| {
+            status.image.is_some() && condition::holds(&status.conditions, ConditionType::Ready)
+        })
+    }
+
+    /// Whether this move was given up before the volume named its new node.
+    pub fn cancels(&self, move_uid: &str) -> bool {
+        self.spec.cancelled_move_uid.as_deref() == Some(move_uid)
+    }
+
     /// How far the volume's node has closed it for a move; None if it has not begun.
     pub fn fence_for(&self, move_uid: &str) -> Option<FenceState> {
         let fence = self.current_status()?.fence.as_ref()?;

@@ -352,6 +352,12 @@ fn or_note<K: Resource<DynamicType = ()>>(
     })
 }
 
+/// Returns the notes that are about one of these kinds, given as plural names. A note begins with the name of its kind.
+pub(crate) fn notes_about(notes: &[String], kinds: &[&str]) -> Vec<String> {
+    let is_about = |note: &&String| note.split(' ').next().is_some_and(|it| kinds.contains(&it));
+    notes.iter().filter(is_about).cloned().collect()
+}
+
 /// Lists a kind that version 0.1 of Cistern does not have; `None` if the user may not list it, as with the
 /// ClusterRoles of that version.
 async fn of_newer_version<K>(

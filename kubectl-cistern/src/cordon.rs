@@ -5,13 +5,13 @@
 use std::{collections::BTreeSet, fmt::Debug};
 
 use cistern_crds::{StorageNode, StoragePool};
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::{Connection, Error, Printer, Verdict, arguments, storage_pool};
+use crate::{Connection, Error, Printer, Verdict, storage_pool};
 
 /// Maximum number of nodes that are read at the same time.
 const AT_ONCE: usize = 16;
@@ -21,15 +21,15 @@ const AT_ONCE: usize = 16;
 /// request fails. `cordon` also fails if the node does not carry the pool.
 pub async fn run(
     connection: &Connection,
-    flags: &arguments::Cordon,
+    pool: &str,
+    node: &str,
     cordoned: bool,
     printer: Printer,
 ) -> Result<Verdict, Error> {
-    let (pool, node) = (&flags.pool, &flags.node);
     let mut gone = BTreeSet::new();
     if cordoned {
         storage_pool::node_with(connection, pool, node).await?;
-        gone = gone_nodes(connection, pool).await?;
+        gone = gone_nodes(connection, pool, node).await?;
     }
     let is_changed = storage_pool::change(connection, pool, |spec| {
         let nodes = changed(&spec.cordoned_nodes, node, cordoned, &gone)?;
@@ -56,20 +56,24 @@ pub(crate) async fn uncordon_in(
 ) -> Result<(), Error> {
     for pool in pools {
         if pool.spec.cordoned_nodes.iter().any(|it| it == node) {
-            let flags = arguments::Cordon {
-                pool: pool.name_any(),
-                node: node.to_owned(),
-            };
-            run(connection, &flags, false, printer).await?;
+            run(connection, &pool.name_any(), node, false, printer).await?;
         }
     }
     Ok(())
 }
 
-/// Returns the cordoned nodes of the pool that have neither a Node nor a StorageNode. Fails if a request fails.
-async fn gone_nodes(connection: &Connection, pool: &str) -> Result<BTreeSet<String>, Error> {
+/// Returns the cordoned nodes of the pool that have neither a Node nor a StorageNode, and none if `node` is cordoned already,
+/// because the pool is not changed then. Fails if a request fails.
+async fn gone_nodes(
+    connection: &Connection,
+    pool: &str,
+    node: &str,
+) -> Result<BTreeSet<String>, Error> {
     let found = connection.find::<StoragePool>(pool).await?;
     let listed = found.map(|it| it.spec.cordoned_nodes).unwrap_or_default();
+    if listed.iter().any(|it| it == node) {
+        return Ok(BTreeSet::new());
+    }
     let asked = stream::iter(listed)
         .map(|node| async move {
             let exists = exists::<StorageNode>(connection, &node).await?
@@ -77,9 +81,8 @@ async fn gone_nodes(connection: &Connection, pool: &str) -> Result<BTreeSet<Stri
             Ok::<_, Error>((!exists).then_some(node))
         })
         .buffered(AT_ONCE);
-    let answers: Vec<_> = asked.collect().await;
-    let gone: Result<Vec<Option<String>>, Error> = answers.into_iter().collect();
-    Ok(gone?.into_iter().flatten().collect())
+    let gone: Vec<Option<String>> = asked.try_collect().await?;
+    Ok(gone.into_iter().flatten().collect())
 }
 
 /// Returns whether there is an object of this name. One that the user may not read counts as existing. Fails if the request

@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep};
 use self::loss::Loss;
 use crate::{
     Connection, Printer, Verdict, arguments,
-    cluster::{Cluster, VolumeSnapshots},
+    cluster::{Cluster, VolumeSnapshots, notes_about},
     confirm::is_typed,
     cordon,
     output::Terminal,
@@ -270,12 +270,8 @@ pub(crate) fn refuse_copied(cluster: &Cluster, loss: &Loss) -> Result<(), crate:
             unreadable.refuse::<PoolReplica>(Some(&PoolReplica::name_of(&name, epoch)))?;
         }
     }
-    let is_decisive = |note: &String| {
-        ["volumemoves ", "poolreplicas "]
-            .iter()
-            .any(|it| note.starts_with(it))
-    };
-    if !loss.volumes.is_empty() && cluster.unread.iter().any(is_decisive) {
+    let unlisted = notes_about(&cluster.unread, &["volumemoves", "poolreplicas"]);
+    if !loss.volumes.is_empty() && !unlisted.is_empty() {
         return Err(Error::CopiesUnknown.into());
     }
     if loss.copies.is_empty() {

@@ -409,6 +409,11 @@ fn binds_at_once(claim: &PersistentVolumeClaim, cluster: &Cluster) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{
+        Bytes,
+        testing::{image_source, node_pool},
+    };
+
     use super::*;
     use crate::testing::{at, cluster, condition, object};
 
@@ -491,8 +496,7 @@ mod tests {
     #[test]
     fn an_agent_that_does_not_report_is_an_issue_of_a_node_with_pools() {
         let mut cluster = Cluster::default();
-        let pool = serde_json::json!({"name": "fast", "uid": "u", "source": {"image": {"size": "1Gi"}},
-            "overcommitPercent": 100, "reservedPercent": 5});
+        let pool = node_pool("fast", "u", image_source(Bytes::gib(1)));
         for (name, pools) in [("n", vec![pool]), ("bare", Vec::new())] {
             cluster.nodes.push(object(serde_json::json!({
                 "metadata": {"name": name}, "spec": {"topology": {}, "pools": pools},

@@ -151,8 +151,12 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::SupportBundle(flags) => support_bundle::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
-        Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
-        Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,
+        Command::Cordon(flags) => {
+            cordon::run(&connection, &flags.pool, &flags.node, true, printer).await
+        }
+        Command::Uncordon(flags) => {
+            cordon::run(&connection, &flags.pool, &flags.node, false, printer).await
+        }
         Command::Move(flags) => moving::run(&connection, &flags, printer).await,
         Command::Standby(flags) => standby::run(&connection, &flags, printer).await,
         Command::Promote(flags) => standby::promote::run(&connection, &flags, printer).await,

@@ -2,6 +2,7 @@
 //! snapshot; and a volume created from the snapshot, whose image is missing.
 
 use chrono::{DateTime, Utc};
+use cistern_crds::PoolReplica;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -181,9 +182,9 @@ fn claim(name: &str, phase: &str) -> k8s_openapi::api::core::v1::PersistentVolum
 }
 
 /// Returns the complete copy of a volume on worker-2, for an epoch.
-pub(crate) fn complete_copy(volume: &str, epoch: u32) -> cistern_crds::PoolReplica {
+pub(crate) fn complete_copy(volume: &str, epoch: u32) -> PoolReplica {
     object(json!({
-        "metadata": {"name": format!("{volume}.{epoch}")},
+        "metadata": {"name": PoolReplica::name_of(volume, epoch)},
         "spec": {"volumeName": volume, "image": "image-1", "nodeName": "worker-2", "poolName": "fast",
             "epoch": epoch, "purpose": "Incoming", "moveUID": "m", "size": "2Gi", "provisioning": "Thin"},
         "status": {"reserved": "2Gi", "complete": true},

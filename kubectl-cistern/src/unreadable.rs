@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use cistern_crds::StorageNode;
 use kube::{Resource, core::DeserializeGuard};
 
 use crate::print_diagnostic;
@@ -68,6 +69,12 @@ pub fn parsed<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Res
         name: invalid.metadata.name.unwrap_or_default(),
         error: invalid.error,
     })
+}
+
+/// Returns whether the node has pools. One that cannot be parsed may have some.
+pub(crate) fn may_have_pools(node: &DeserializeGuard<StorageNode>) -> bool {
+    let parsed = node.0.as_ref().ok();
+    parsed.is_none_or(StorageNode::has_pools)
 }
 
 /// Returns the name of a kind.

@@ -133,11 +133,7 @@ impl Protocol {
         let target = volume.target.filter(|target| target.kind == Kind::Move)?;
         let epoch = volume.epoch;
         let mut image = state.image(node, epoch).filter(|image| !image.copy)?;
-        let reported = if volume.status.epoch == epoch && volume.status.fence_for == target.uid {
-            volume.status.fence
-        } else {
-            Fence::Open
-        };
+        let reported = volume.fence_for(target.uid).unwrap_or(Fence::Open);
         match (step, image.fence, reported) {
             (AgentStep::BeginClosing, Fence::Open, _) => {
                 (image.fence, image.synced) = (Fence::Closing, false);

@@ -147,9 +147,7 @@ impl Protocol {
         }
         let is_declared = volume.target.is_some_and(|it| it.uid == movement.plan.uid);
         if is_before && is_declared {
-            let is_closing = volume.status.epoch == volume.epoch
-                && volume.status.fence == Fence::Closing
-                && volume.status.fence_for == movement.plan.uid;
+            let is_closing = volume.fence_for(movement.plan.uid) == Some(Fence::Closing);
             let is_evictable = |pod: &Pod| pod.node == Some(movement.plan.from) && !pod.terminating;
             if is_closing && state.pod.as_ref().is_some_and(is_evictable) {
                 all.push(Decision::Evict);
@@ -185,10 +183,7 @@ impl Protocol {
     fn is_rescued(&self, state: &State, movement: &Movement, volume: &Volume) -> bool {
         let plan = &movement.plan;
         let is_lost = state.disk(plan.from).is_none() && state.disk(plan.to()).is_some();
-        let status = &volume.status;
-        let is_closed = status.epoch == volume.epoch
-            && status.fence == Fence::Closed
-            && status.fence_for == plan.uid;
+        let is_closed = volume.fence_for(plan.uid) == Some(Fence::Closed);
         let is_at_risk = plan.kind == Kind::Move && is_lost && is_closed && !volume.deletion;
         is_at_risk && self.may_commit(state, movement)
     }

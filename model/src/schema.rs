@@ -44,9 +44,7 @@ pub(crate) fn allows_commit(protocol: &Protocol, volume: &Volume, change: &Chang
     let status = &volume.status;
     let is_closed = match volume.target {
         Some(target) if target.kind == Kind::Move => {
-            status.epoch == volume.epoch
-                && status.fence == Fence::Closed
-                && status.fence_for == target.uid
+            volume.fence_for(target.uid) == Some(Fence::Closed)
         }
         Some(target) if target.kind == Kind::Takeover => {
             target.takeovers > status.takeovers || !protocol.holds(Guard::TakeoverIsNewer)

@@ -60,6 +60,12 @@ impl Volume {
     pub fn is_ready(&self) -> bool {
         self.status.ready && self.status.epoch == self.epoch
     }
+
+    /// How far the source has reported that it has closed the volume for a move; None if it has not begun.
+    pub fn fence_for(&self, uid: MoveUid) -> Option<Fence> {
+        let is_its = self.status.epoch == self.epoch && self.status.fence_for == uid;
+        is_its.then_some(self.status.fence)
+    }
 }
 
 /// `spec.target` of a volume.

@@ -12,25 +12,21 @@ use crate::{
 /// Lists the mounts of the nodes of a volume, which this number identifies, as far as this process
 /// sees: at staging and target paths, and where kubelet bind-mounts a target again for its pod.
 pub(crate) fn nodes_of(system: &dyn System, number: DeviceNumber) -> io::Result<Vec<Mount>> {
-    let mut mounts = Vec::new();
-    for mount in system.mounts()? {
-        if named_device(system, &mount)? == Some(number) {
-            mounts.push(mount);
-        }
-    }
-    let nodes = nodes_among(system, &mounts)?.into_iter();
-    Ok(nodes.map(|(_, mount)| mount).collect())
+    let nodes = nodes_among(system, &system.mounts()?, |found| found == number)?;
+    Ok(nodes.into_iter().map(|(_, mount)| mount).collect())
 }
 
-/// Returns the mounts that can be nodes of volumes, each with the number that identifies its volume.
+/// Returns the mounts that can be nodes of volumes, each with the number that identifies its volume. Does not open those of
+/// other volumes than the wanted ones.
 pub(crate) fn nodes_among(
     system: &dyn System,
     mounts: &[Mount],
+    is_wanted: impl Fn(DeviceNumber) -> bool,
 ) -> io::Result<Vec<(DeviceNumber, Mount)>> {
     let mut all = Vec::new();
     for mount in mounts {
         // Filters by name first: the filesystem of another mount may hang.
-        let Some(number) = named_device(system, mount)? else {
+        let Some(number) = named_device(system, mount)?.filter(|number| is_wanted(*number)) else {
             continue;
         };
         // Opens it through its directory: the full path may exceed the limit of the kernel.

@@ -15,7 +15,6 @@ mod logical;
 
 use std::{
     fmt, io,
-    ops::ControlFlow,
     os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
     time::{Duration, Instant},
@@ -31,7 +30,7 @@ use crate::{
     image::{Error, Image, ImageRequest},
     logical::{Growth, VolumeGroup},
     pool::{self, Pool, PoolStatistics},
-    progress::Stoppable,
+    progress::{self, Stoppable},
     root::Root,
     system::System,
 };
@@ -150,15 +149,8 @@ impl dyn Engine + '_ {
     /// Allocates what a thick volume lacks before it is staged. Returns whether it lacks nothing then: if that takes long, the
     /// rest is left to the next [`Engine::reallocate`].
     pub(crate) fn reallocate_for_stage(&self, uid: &Uid) -> Result<bool, Error> {
-        let until = Instant::now() + STAGE_LIMIT;
-        let progress = |_: u8| {
-            if Instant::now() < until {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(())
-            }
-        };
-        self.reallocate(uid, &progress)
+        let end = Instant::now() + STAGE_LIMIT;
+        self.reallocate(uid, &|_| progress::until(end))
     }
 
     pub(crate) fn system(&self) -> &dyn System {

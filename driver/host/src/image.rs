@@ -41,6 +41,7 @@ pub use self::{
     identity::{Content, Identity, Owner, SnapshotRecord},
     trash::Discarded,
 };
+pub use crate::system::SECTOR_SIZE;
 use crate::{
     attached::holders,
     cause::Cause,
@@ -61,10 +62,6 @@ pub(crate) const IDENTITY: &str = "trusted.cistern";
 /// A tool that fails counts as short of space if the pool has less free space than this: mkfs
 /// writes some MiB.
 const TOOL_SPACE: Bytes = Bytes::mib(16);
-
-/// Logical sector size in bytes of each loop device, and of the mapping of each encrypted volume. It is never derived from a pool,
-/// where it can change.
-pub const SECTOR_SIZE: u32 = 4096;
 
 /// A request to create the image of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,7 +190,7 @@ impl Pool {
         self.system
             .sync(self.images.as_fd())
             .map_err(failed("sync the name", uid))?;
-        match self.fill(uid, progress) {
+        match self.reallocate(uid, progress) {
             // It is whole, and does not change before it has moved.
             Err(Error::Moving { .. }) => {}
             result => _ = result?,
@@ -312,6 +309,16 @@ impl Pool {
             .is_ok_and(|available| available < TOOL_SPACE)
     }
 
+    /// Allocates space for an image. If the pool lacks it, frees the preallocated blocks and tries once more.
+    pub(crate) fn allocate_for<T>(
+        &self,
+        uid: &Uid,
+        allocate: impl Fn() -> io::Result<T>,
+    ) -> Result<T, Error> {
+        self.with_space(allocate)
+            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
+    }
+
     /// [`Error::NoSpace`] if that is the cause of a failed step, or else [`Error::Failed`].
     pub(crate) fn no_space_or(&self, operation: &'static str, uid: &Uid, source: Cause) -> Error {
         if source.is_no_space() || source.is_failed_tool() && self.is_full() {
@@ -324,20 +331,32 @@ impl Pool {
 
 /// Lists the files in a directory of images that are named by UIDs. Others are reported as strays.
 pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Vec<Image>> {
-    let mut all = Vec::new();
-    for name in system.list(images)? {
-        let Some(uid) = name.to_str().and_then(|name| name.parse::<Uid>().ok()) else {
-            continue;
-        };
-        if let Some(file) = open_listed(system, images, &name)? {
-            all.push(describe(system, file.as_fd(), &uid)?);
-        }
-    }
-    Ok(all)
+    let files = open_named(system, images, |name| name.parse::<Uid>().ok())?;
+    files
+        .map(|found| {
+            let (uid, file) = found?;
+            describe(system, file.as_fd(), &uid)
+        })
+        .collect()
+}
+
+/// Opens the regular files in a directory whose names can be parsed, one after the other. Skips one that has been removed since
+/// the directory was listed.
+pub(crate) fn open_named<T>(
+    system: &dyn System,
+    folder: BorrowedFd<'_>,
+    parse: impl Fn(&str) -> Option<T>,
+) -> io::Result<impl Iterator<Item = io::Result<(T, OwnedFd)>>> {
+    let names = system.list(folder)?.into_iter();
+    Ok(names.filter_map(move |name| {
+        let parsed = parse(&name.to_string_lossy())?;
+        let opened = open_listed(system, folder, &name).transpose()?;
+        Some(opened.map(|file| (parsed, file)))
+    }))
 }
 
 /// Opens a directory entry; none when it has been removed since, or is not a regular file.
-pub(crate) fn open_listed(
+fn open_listed(
     system: &dyn System,
     folder: BorrowedFd<'_>,
     name: &OsStr,
@@ -372,25 +391,10 @@ pub(crate) fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> 
     })
 }
 
-/// Opens the images in a folder that are being made. Others are reported as strays.
-pub(crate) fn list_unfinished(
-    system: &dyn System,
-    temporary: BorrowedFd<'_>,
-) -> io::Result<Vec<(Uid, OwnedFd)>> {
-    let mut all = Vec::new();
-    for name in system.list(temporary)? {
-        let Some(uid) = name.to_str().and_then(|name| name.parse::<Uid>().ok()) else {
-            continue;
-        };
-        let file = open_listed(system, temporary, &name)?;
-        all.extend(file.map(|file| (uid, file)));
-    }
-    Ok(all)
-}
-
 fn sweep(system: &dyn System, temporary: BorrowedFd<'_>) -> io::Result<usize> {
     let mut removed = 0;
-    for (uid, file) in list_unfinished(system, temporary)? {
+    for unfinished in open_named(system, temporary, |name| name.parse::<Uid>().ok())? {
+        let (uid, file) = unfinished?;
         if system.try_lock(file.as_fd())? {
             system.unlink(temporary, uid.as_ref())?;
             removed += 1;

@@ -148,15 +148,10 @@ impl Root {
         })
     }
 
-    /// Lists everything of Cistern on this host that is visible to this process, but no volume groups. Fails if the
-    /// folder of the pools or the kernel's tables cannot be read.
-    pub fn inventory(&self) -> io::Result<Inventory> {
-        self.inventory_with(&[])
-    }
-
-    /// As [`Self::inventory`], with these volume groups: each is given by the UID of the pool, and by its name if that is
-    /// known.
-    pub fn inventory_with(&self, groups: &[(Uid, Option<String>)]) -> io::Result<Inventory> {
+    /// Lists everything of Cistern on this host that is visible to this process, with what is in these volume groups: each is
+    /// given by the UID of the pool, and by its name if that is known. Fails if the folder of the pools or the kernel's tables
+    /// cannot be read.
+    pub fn inventory(&self, groups: &[(Uid, Option<String>)]) -> io::Result<Inventory> {
         let system = &*self.system;
         let pools = self.open_pools()?;
         let mut all = Inventory::default();
@@ -210,7 +205,10 @@ impl Root {
         let loops = loops.map(|bound| DeviceNumber::of_loop(bound.number));
         let devices: BTreeSet<_> = loops.chain(logical.map(|it| it.device)).collect();
         let mounts = system.mounts()?;
-        all.nodes = nodes_of(system, &mounts, &devices)?;
+        let is_wanted = |device| devices.contains(&device);
+        let nodes = device_nodes::nodes_among(system, &mounts, is_wanted)?.into_iter();
+        let nodes = nodes.map(|(device, mount)| NodeInventory { device, mount });
+        all.nodes = nodes.collect();
         let ours = |mount: &Mount| {
             let mut pools = all.pools.iter();
             devices.contains(&mount.device)
@@ -219,24 +217,6 @@ impl Root {
         all.mounts = mounts.into_iter().filter(ours).collect();
         Ok(all)
     }
-}
-
-/// The bind mounts of the nodes of these devices.
-fn nodes_of(
-    system: &dyn System,
-    mounts: &[Mount],
-    devices: &BTreeSet<DeviceNumber>,
-) -> io::Result<Vec<NodeInventory>> {
-    let mut ours = Vec::new();
-    for mount in mounts {
-        let device = device_nodes::named_device(system, mount)?;
-        if device.is_some_and(|device| devices.contains(&device)) {
-            ours.push(mount.clone());
-        }
-    }
-    let nodes = device_nodes::nodes_among(system, &ours)?.into_iter();
-    let nodes = nodes.map(|(device, mount)| NodeInventory { device, mount });
-    Ok(nodes.collect())
 }
 
 /// Identifies the loop devices of this root; others on the machine may belong to another root.

@@ -1,4 +1,6 @@
-//! Names of the folders in a pool, and of the copies in it.
+//! Names of the folders in a pool, of the copies in it, and of its own file.
+
+use std::ffi::OsStr;
 
 use crate::id::Uid;
 
@@ -25,4 +27,9 @@ pub(crate) fn point_of(volume: &Uid) -> String {
 pub(crate) fn parse_copy(name: &str) -> Option<(Uid, bool)> {
     let volume = name.strip_suffix(POINT);
     Some((volume.unwrap_or(name).parse().ok()?, volume.is_some()))
+}
+
+/// Parses the name of a pool's file into the UID that it is made of; None if it is that of another file.
+pub(crate) fn pool_of_file(name: &OsStr) -> Option<Uid> {
+    name.to_str()?.strip_suffix(".img")?.parse().ok()
 }

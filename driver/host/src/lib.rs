@@ -71,7 +71,7 @@ pub use self::{
     mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, Staged},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
-    progress::{Progress, Stoppable, percent},
+    progress::{Progress, Stoppable, UNSTOPPED, percent},
     root::{KEPT_PERCENT, Root},
     snapshot::{Member, SnapshotRequest},
     stage_request::StageRequest,

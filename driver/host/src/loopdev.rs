@@ -19,7 +19,9 @@ use rustix::io::Errno;
 use crate::{
     id::{Uid, Uuid},
     layout,
-    system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System},
+    system::{
+        BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, SECTOR_SIZE, System,
+    },
 };
 
 /// Suffix that the kernel adds to the name of a removed backing file.
@@ -27,7 +29,7 @@ const DELETED: &str = " (deleted)";
 /// Required settings of every loop device of Cistern.
 const SETTINGS: LoopSettings = LoopSettings {
     direct_io: true,
-    sector_size: 4096,
+    sector_size: SECTOR_SIZE,
 };
 
 /// A loop device that stays bound to a file while this value lives.
@@ -218,8 +220,7 @@ pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
 pub(crate) fn pool_of(backing_file: &Path) -> Option<Uid> {
     let path = backing_file.to_str()?;
     let path = Path::new(path.strip_suffix(DELETED).unwrap_or(path));
-    let name = path.file_name()?.to_str()?;
-    name.strip_suffix(".img")?.parse().ok()
+    layout::pool_of_file(path.file_name()?)
 }
 
 /// Whether the file behind a loop device, possibly removed, is that of a pool, judged by its name: the UUID

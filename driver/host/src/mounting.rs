@@ -43,7 +43,7 @@ use crate::{
     options::MountOptions,
     root::Root,
     system::{DeviceNumber, Holder, Mount, System, named},
-    volume_device,
+    volume_device::{self, VolumeDevice},
 };
 
 /// Result of staging a volume.
@@ -195,14 +195,22 @@ impl Root {
     /// Returns the image of the volume that is mounted at or below a staging path, or the node of its device, as far as this
     /// process sees; none if none is. Fails if the kernel's tables cannot be read.
     pub fn staged_image(&self, staging: &Path) -> Result<Option<Uid>, Error> {
-        let devices = volume_device::list(&*self.system).map_err(failed("inspect", staging))?;
-        for device in devices {
-            let mounted = self.mount_points_of(&device.image)?;
-            if mounted.iter().any(|at| at.starts_with(staging)) {
-                return Ok(Some(device.image));
-            }
-        }
-        Ok(None)
+        let system = &*self.system;
+        let find = || -> io::Result<Option<Uid>> {
+            let devices = volume_device::list(system)?;
+            let mut mounts = system.mounts()?;
+            mounts.retain(|mount| mount.mount_point.starts_with(staging));
+            let is_wanted = |number| devices.iter().any(|device| device.number == number);
+            let nodes = device_nodes::nodes_among(system, &mounts, is_wanted)?;
+            let is_staged = |device: &VolumeDevice| {
+                let number = device.number;
+                mounts.iter().any(|mount| mount.is_whole(number))
+                    || nodes.iter().any(|(node, _)| *node == number)
+            };
+            let staged = devices.into_iter().find(is_staged);
+            Ok(staged.map(|device| device.image))
+        };
+        find().map_err(failed("inspect", staging))
     }
 
     /// Unmounts everything at a target path and removes the directory or file at it. Succeeds when

@@ -1,6 +1,6 @@
 //! The progress of work that can take long.
 
-use std::{io, ops::ControlFlow};
+use std::{io, ops::ControlFlow, time::Instant};
 
 /// Callback for the completed percentage of some work. It never decreases.
 pub type Progress<'a> = &'a dyn Fn(u8);
@@ -12,7 +12,16 @@ pub type Stoppable<'a> = &'a dyn Fn(u8) -> ControlFlow<()>;
 pub(crate) const UNSEEN: Progress<'static> = &|_| {};
 
 /// For work that is neither reported nor stopped.
-pub(crate) const UNSTOPPED: Stoppable<'static> = &|_| ControlFlow::Continue(());
+pub const UNSTOPPED: Stoppable<'static> = &|_| ControlFlow::Continue(());
+
+/// Stops work at a moment.
+pub(crate) fn until(end: Instant) -> ControlFlow<()> {
+    if Instant::now() < end {
+        ControlFlow::Continue(())
+    } else {
+        ControlFlow::Break(())
+    }
+}
 
 /// The error of work that was stopped before its end.
 pub(crate) fn stopped() -> io::Error {

@@ -25,7 +25,7 @@ pub use self::fail_at::{FailAt, Fault};
 pub use self::{
     devices::{
         BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus, MappedDevice,
-        StackedDevice,
+        SECTOR_SIZE, StackedDevice,
     },
     disk::Disk,
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},

@@ -1,7 +1,6 @@
-//! Inconsistencies between the node and its custom resources. Pure, without `inventory`, which reads the node.
+//! Inconsistencies between the node and its custom resources. Pure.
 
 mod index;
-mod inventory;
 mod kind;
 mod owners;
 
@@ -9,7 +8,7 @@ use std::collections::HashMap;
 
 use cistern_crds::{
     Bytes, ConditionType, HasImage, NodePool, NodePoolStatus, PoolReplica, PoolSnapshot,
-    PoolSnapshotGroup, PoolVolume, StorageNode, condition,
+    PoolSnapshotGroup, PoolVolume, StorageNode, StorageNodeSpec, condition,
 };
 use cistern_host::{
     Inventory, Owner, PoolInventory, Uid,
@@ -25,7 +24,6 @@ use self::{
     owners::{UnclaimedMoving, image_of},
 };
 pub use self::{
-    inventory::{groups, inventory},
     kind::{Finding, FindingKind},
     owners::Unclaimed,
 };
@@ -46,6 +44,17 @@ pub struct View {
     pub replicas: Vec<PoolReplica>,
     /// Pools, images, loop devices and mounts of the node.
     pub inventory: Inventory,
+}
+
+/// The volume groups that are pools of a node: the UID of each pool, and the name of its group if that is given.
+pub fn groups(spec: &StorageNodeSpec) -> Vec<(Uid, Option<String>)> {
+    let pools = spec.pools.iter();
+    let pools = pools.filter(|pool| !pool.source.has_images());
+    let groups = pools.filter_map(|pool| {
+        let group = pool.source.volume_group.as_ref();
+        Some((pool.uid.parse().ok()?, group.map(|it| it.name.clone())))
+    });
+    groups.collect()
 }
 
 /// Returns all inconsistencies between the two sides.

@@ -79,7 +79,7 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
     let groups = nodes.get_opt(node).await.map_err(failed)?;
     let groups = groups.map_or_else(Vec::new, |node| findings::groups(&node.spec));
     // Reads the disk first: images made afterwards have their custom resource already.
-    let inventory = on_host((), move || findings::inventory(&root, &groups))
+    let inventory = on_host((), move || root.inventory(&groups))
         .await
         .map_err(Error::Broken)?
         .map_err(Error::Host)?;

@@ -1,5 +1,7 @@
 //! Thick volumes: their blocks are allocated, reallocated when freed, and never reserved twice.
 
+use std::path::Path;
+
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolVolume, Provisioning, VolumeSeverity,
 };
@@ -31,6 +33,38 @@ impl Fixture {
         let image = status(volume).image.unwrap().uid;
         let script = "echo $(($(stat -c %b $0/$1) * 512))";
         self.shell(script, &[&image]).await.trim().parse().unwrap()
+    }
+
+    /// Freezes the pool with this folder of images as soon as 20 MiB more than `allocated` are allocated to the image, until some
+    /// work has ended. Returns what that returned.
+    pub(crate) async fn freeze_while_allocating<T>(
+        &self,
+        images: &Path,
+        (image, allocated): (&str, u64),
+        work: impl Future<Output = T>,
+    ) -> T {
+        let some = (allocated + Bytes::mib(20).0).to_string();
+        let ended = self.driver.kubelet_root().join(&some);
+        let path = text(&ended);
+        let arguments = [image, some.as_str(), path.as_str()];
+        let freeze = self.shell_in(images, FREEZE_WHILE_ALLOCATING, &arguments);
+        let work = async {
+            let done = work.await;
+            std::fs::write(&ended, "").unwrap();
+            done
+        };
+        let (_, done) = tokio::join!(freeze, work);
+        done
+    }
+
+    /// Waits until the agent says that it stops an allocation.
+    pub(crate) async fn stops_allocating(&self) {
+        eventually("the allocation to be stopped", SOON, async || {
+            let log = self.driver.node().process().log();
+            let stops = log.contains("stopping the allocation");
+            stops.then_some(()).ok_or(log)
+        })
+        .await;
     }
 }
 
@@ -147,7 +181,7 @@ pub(crate) const MAKE_HOLES: &str = "cd $0
 
 /// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, which may be closed before, until there is a file `$3`.
 /// Does not leave it frozen if the test fails.
-pub(crate) const FREEZE_WHILE_ALLOCATING: &str = "cd $0
+const FREEZE_WHILE_ALLOCATING: &str = "cd $0
     until [ $(($(stat -c %b $1 2>/dev/null || echo 0) * 512)) -ge $2 ]; do :; done
     fsfreeze --freeze $0
     for _ in $(seq 600); do [ -e $3 ] && break; sleep 0.1; done
@@ -164,22 +198,15 @@ async fn the_progress_of_a_volume_that_becomes_thick_is_reported_until_it_is_all
     // The map of the extents takes a little more.
     assert!((size.0 / 2..size.percent(55).0).contains(&full_of_holes));
 
-    let seen = node.driver.kubelet_root().join("seen");
-    let some = (full_of_holes + Bytes::mib(20).0).to_string();
-    let seen_path = text(&seen);
-    let arguments = [&image, &some, &seen_path].map(String::as_str);
-    let freeze = node.shell(FREEZE_WHILE_ALLOCATING, &arguments);
     let watch = async {
         let thick = serde_json::json!({"spec": {"attributes": {"provisioning": "Thick"}}});
         node.patch(&name, thick).await;
-        let is_under_way = |object: &PoolVolume| percent_of(object).is_some_and(|it| it > 0);
-        let object = node
-            .until(&name, "to report its progress", is_under_way)
-            .await;
-        std::fs::write(&seen, "").unwrap();
-        object
+        node.until(&name, "to report its progress", is_under_way)
+            .await
     };
-    let (_, object) = tokio::join!(freeze, watch);
+    let object = node
+        .freeze_while_allocating(&node.images(), (&image, full_of_holes), watch)
+        .await;
     assert!(percent_of(&object) < Some(100), "{:?}", object.status);
     // Pods can use it meanwhile.
     assert!(has_condition(ConditionType::Ready, "True", "Reconciled")(
@@ -199,33 +226,23 @@ async fn a_volume_that_is_being_allocated_is_published_and_unpublished_and_can_b
     let volume = node.block_volume("device", size).await;
     let (name, image) = (volume.name_any(), status(&volume).image.unwrap().uid);
     node.shell(MAKE_HOLES, &[&image]).await;
-    let some = (node.allocated(&volume).await + Bytes::mib(20).0).to_string();
+    let allocated = node.allocated(&volume).await;
     let kubelet = KubeletVolume::of(&node, &volume);
     kubelet.stage(&[]).await.unwrap();
 
-    let seen = node.driver.kubelet_root().join("seen");
-    let seen_path = text(&seen);
-    let arguments = [&image, &some, &seen_path].map(String::as_str);
-    let freeze = node.shell(FREEZE_WHILE_ALLOCATING, &arguments);
     let provisioning =
         |it: Provisioning| serde_json::json!({"spec": {"attributes": {"provisioning": it}}});
     let use_it = async {
         node.patch(&name, provisioning(Provisioning::Thick)).await;
-        let is_under_way = |object: &PoolVolume| percent_of(object).is_some_and(|it| it > 0);
         node.until(&name, "to report its progress", is_under_way)
             .await;
         kubelet.publish("pod", &[], false).await.unwrap();
         kubelet.unpublish("pod").await.unwrap();
         node.patch(&name, provisioning(Provisioning::Thin)).await;
-        eventually("the allocation to be stopped", SOON, async || {
-            let log = node.driver.node().process().log();
-            let stops = log.contains("stopping the allocation");
-            stops.then_some(()).ok_or(log)
-        })
-        .await;
-        std::fs::write(&seen, "").unwrap();
+        node.stops_allocating().await;
     };
-    tokio::join!(freeze, use_it);
+    node.freeze_while_allocating(&node.images(), (&image, allocated), use_it)
+        .await;
 
     let is_thin = |object: &PoolVolume| {
         let admitted = status(object).attributes;
@@ -240,7 +257,12 @@ async fn a_volume_that_is_being_allocated_is_published_and_unpublished_and_can_b
 }
 
 /// The percentage in the condition of a volume that is being allocated.
-pub(crate) fn percent_of(object: &PoolVolume) -> Option<u8> {
+fn percent_of(object: &PoolVolume) -> Option<u8> {
     let (_, progress) = object.allocating()?.message.split_once("Z: ")?;
     progress.split_once(" % are done")?.0.parse().ok()
+}
+
+/// Whether some of the volume has been allocated already.
+pub(crate) fn is_under_way(object: &PoolVolume) -> bool {
+    percent_of(object).is_some_and(|it| it > 0)
 }

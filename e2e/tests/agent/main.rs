@@ -208,11 +208,13 @@ impl Fixture {
 
     /// Runs a script on the node, with the folder of the images as `$0`.
     async fn shell(&self, script: &str, arguments: &[&str]) -> String {
+        self.shell_in(&self.images(), script, arguments).await
+    }
+
+    /// The same with another folder as `$0`.
+    async fn shell_in(&self, folder: &Path, script: &str, arguments: &[&str]) -> String {
         let mut command = self.driver.command_on_node("sh");
-        command
-            .args(["-euc", script])
-            .arg(self.images())
-            .args(arguments);
+        command.args(["-euc", script]).arg(folder).args(arguments);
         output(command, SCRIPT).await
     }
 

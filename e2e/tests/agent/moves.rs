@@ -244,6 +244,15 @@ impl Moving {
         self.replicas.delete(replica, &parameters).await.unwrap();
     }
 
+    /// Writes a file to the volume on the first node. Returns the checksums of its files.
+    async fn written(&self) -> String {
+        let mounted = stage(&self.source, &self.volume, "before").await;
+        write(&self.source, &mounted, "data", 5).await;
+        let checksums = sums(&self.source, &mounted).await;
+        unstage(&self.source, &self.volume, "before").await;
+        checksums
+    }
+
     /// The files of the volume in a folder of its pool on a node.
     async fn files(&self, node: &Fixture, folder: &str) -> String {
         let folder = self.folder(node, folder);
@@ -274,6 +283,13 @@ impl Moving {
         })
         .await;
     }
+}
+
+/// Checks that a volume on a node has files with these checksums.
+async fn has_files(node: &Fixture, volume: &PoolVolume, checksums: &str) {
+    let mounted = stage(node, volume, "after").await;
+    assert_eq!(sums(node, &mounted).await, checksums);
+    unstage(node, volume, "after").await;
 }
 
 fn ready_message(volume: &PoolVolume) -> String {
@@ -352,10 +368,7 @@ async fn a_volume_moves_with_its_data_and_leaves_nothing_on_the_node_that_it_lef
 async fn a_move_that_is_undone_gives_the_volume_back_as_it_was() {
     let moving = Moving::new("undone", |_| {}).await;
     let (source, target) = (&moving.source, &moving.target);
-    let mounted = stage(source, &moving.volume, "before").await;
-    write(source, &mounted, "data", 5).await;
-    let checksums = sums(source, &mounted).await;
-    unstage(source, &moving.volume, "before").await;
+    let checksums = moving.written().await;
     let (retained, incoming) = moving.declare().await;
     moving.fenced(FenceState::Closed).await;
     moving.copy(&incoming).await;
@@ -366,9 +379,7 @@ async fn a_move_that_is_undone_gives_the_volume_back_as_it_was() {
     moving.reserves(target, Bytes::ZERO).await;
     moving.reserves(source, Bytes::mib(320)).await;
     assert_eq!(moving.files(target, "incoming").await, "");
-    let mounted = stage(source, &undone, "after").await;
-    assert_eq!(sums(source, &mounted).await, checksums);
-    unstage(source, &undone, "after").await;
+    has_files(source, &undone, &checksums).await;
     source.remove(&undone.name_any()).await;
     moving.finish().await;
 }
@@ -379,10 +390,7 @@ async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_cl
     let (source, name) = (&moving.source, moving.name());
     let image = moving.volume.image().unwrap().uid.clone();
     let anew = PoolVolume::desired(&name, moving.volume.spec.clone());
-    let mounted = stage(source, &moving.volume, "before").await;
-    write(source, &mounted, "data", 5).await;
-    let checksums = sums(source, &mounted).await;
-    unstage(source, &moving.volume, "before").await;
+    let checksums = moving.written().await;
 
     // It has not begun to close, and somebody requests the removal of what the node keeps of it.
     let retained = moving.create_replica(ReplicaPurpose::Retained).await;
@@ -411,9 +419,7 @@ async fn a_volume_whose_object_is_gone_keeps_its_image_and_is_adopted_open_or_cl
     moving.fenced(FenceState::Closed).await;
     let adopted = moving.end(source).await;
     assert_eq!(adopted.image().unwrap().uid, image);
-    let mounted = stage(source, &adopted, "after").await;
-    assert_eq!(sums(source, &mounted).await, checksums);
-    unstage(source, &adopted, "after").await;
+    has_files(source, &adopted, &checksums).await;
 
     // An object that does not name the move may be an old one, and the data on another node.
     moving.declare_target().await;

@@ -214,7 +214,7 @@ async fn rendered_by_helm(choice: &Choice) -> Objects {
     objects
 }
 
-/// Nobody has published the images. A name in a public registry would run what a stranger puts there.
+/// The images are not published. With a name in a public registry, nodes would run what another person puts there.
 #[tokio::test]
 async fn the_manifests_name_images_of_cistern_that_no_registry_has() {
     for folder in [".", "snapshots", "kind", "kind-snapshots"] {

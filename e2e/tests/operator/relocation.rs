@@ -230,10 +230,6 @@ async fn a_persistent_volume_whose_affinity_can_be_changed_is_changed_in_place()
     assert_eq!(nodes.bound_to("in-place-v").await, &[&*second]);
     let after = persistent_volumes.get("pv-of-in-place-v").await.unwrap();
     assert_eq!(after.uid(), before.uid());
-    nodes
-        .add_pod("in-place-pod", &second, &["in-place-v"], "Running")
-        .await;
-    nodes.until_ended("in-place-v").await;
-    delete(&nodes.user_pods(), "in-place-pod").await;
+    nodes.end_by_use("in-place-v").await;
     nodes.finish(&["in-place-v"]).await;
 }

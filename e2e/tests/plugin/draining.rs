@@ -1,6 +1,9 @@
 //! `kubectl cistern drain`. The tests play operator and agents.
 
-use cistern_crds::{StorageNode, StoragePool};
+use cistern_crds::{
+    StorageNode, StoragePool,
+    testing::{node_pool, volume_group_source},
+};
 use cistern_e2e::{eventually, objects::change};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -106,16 +109,14 @@ async fn user(stage: &Stage, name: &str, claim: &str, node: &str) -> Api<Pod> {
 #[tokio::test]
 async fn a_volume_that_cannot_move_stays_and_the_others_move() {
     let stage = stage("mixed", &["mixed-a"]).await;
-    let source = json!({"volumeGroup": {"name": "vg-mixed"}});
+    let source = volume_group_source("vg-mixed");
     let pools: Api<StoragePool> = Api::all(stage.client());
     let spec = json!({"nodeSelector": {"matchLabels": {"a": "b"}}, "source": source});
     let group = json!({"metadata": {"name": "mixed-group"}, "spec": spec});
     create(&pools, group).await;
     let nodes: Api<StorageNode> = Api::all(stage.client());
-    let mut carried = json!(nodes.get("mixed-1").await.unwrap().spec.pools);
-    let entry = json!({"name": "mixed-group", "uid": "g", "source": source,
-        "overcommitPercent": 100, "reservedPercent": 5});
-    carried.as_array_mut().unwrap().push(entry);
+    let mut carried = nodes.get("mixed-1").await.unwrap().spec.pools;
+    carried.push(node_pool("mixed-group", "g", source));
     change(&nodes, "mixed-1", json!({"spec": {"pools": carried}})).await;
     stage.volume_in("mixed-group", "mixed-b", 1).await;
     // The drain does not wait for it.

@@ -1,6 +1,9 @@
 //! `kubectl cistern fsck`.
 
-use cistern_crds::StorageNode;
+use cistern_crds::{
+    Bytes, StorageNode,
+    testing::{image_source, node_pool},
+};
 use cistern_e2e::{eventually, process::run};
 use k8s_openapi::api::core::v1::Node as KubernetesNode;
 use kube::api::DeleteParams;
@@ -70,9 +73,8 @@ async fn fsck_asks_the_agents_and_names_findings_and_every_node_that_cannot_be_a
         )
         .await;
     }
-    let pool = json!({"name": lost, "uid": "u", "source": {"image": {"size": "1Gi"}},
-        "overcommitPercent": 100, "reservedPercent": 5});
-    for (node_name, pools) in [(lost, json!([pool])), (empty, json!([]))] {
+    let pool = node_pool(lost, "u", image_source(Bytes::gib(1)));
+    for (node_name, pools) in [(lost, vec![pool]), (empty, vec![])] {
         let spec = json!({"topology": {}, "pools": pools});
         create(
             &node.all::<StorageNode>(),

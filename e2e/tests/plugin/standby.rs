@@ -3,7 +3,7 @@
 use cistern_crds::{Cutover, StorageNode, VolumeMoveSpec};
 use cistern_e2e::{
     eventually,
-    objects::{change, write_status},
+    objects::{change, condition, write_status},
     plugin::end,
 };
 use k8s_openapi::api::core::v1::Node;
@@ -17,18 +17,16 @@ const TAKEN: &str = "2026-01-01T00:00:00.500Z";
 impl Stage {
     /// Reports that the copy of a volume is complete, as the operator does.
     async fn copied(&self, name: &str) {
-        let condition = json!({"type": "Ready", "status": "True", "reason": "Standby",
-            "message": "node has a copy of the volume", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let ready = condition("Ready", "Standby", "node has a copy of the volume");
         let plan = json!({"fromNode": self.node(1), "toNode": self.node(2), "epoch": 1});
         let prepared = json!({"number": 1, "snapshotName": "s", "image": "i", "taken": TAKEN, "received": TAKEN});
-        let status = json!({"plan": plan, "prepared": prepared, "conditions": [condition]});
+        let status = json!({"plan": plan, "prepared": prepared, "conditions": [ready]});
         write_status(&self.moves, name, status).await;
     }
 
     /// Reports that the pool on the second node is ready, as the agent does.
     async fn is_ready_there(&self) {
-        let ready = json!({"type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
-            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let ready = condition("Ready", "Reconciled", "");
         let pool = json!({"name": self.pool, "uid": "u", "conditions": [ready]});
         let nodes: Api<StorageNode> = Api::all(self.client());
         write_status(&nodes, &self.node(2), json!({"pools": [pool]})).await;
@@ -36,8 +34,7 @@ impl Stage {
 
     /// Reports that a volume is ready, as the agent does.
     async fn volume_is_ready(&self, name: &str) {
-        let ready = json!({"type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
-            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let ready = condition("Ready", "Reconciled", "");
         let image = json!({"uid": "i", "sectorSize": 4096,
             "poolUuid": "11111111-1111-4111-8111-111111111111"});
         let status = json!({"image": image, "conditions": [ready]});

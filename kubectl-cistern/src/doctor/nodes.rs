@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use super::{facts::Facts, report::Check, versions::Version, workloads::node_logs};
-use crate::condition_state::ConditionState;
+use crate::{condition_state::ConditionState, unreadable::may_have_pools};
 
 const KERNEL: &str = "kernel";
 const NODES: &str = "nodes";
@@ -45,11 +45,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
 
 /// The StorageNodes with pools. One that cannot be parsed may have some.
 fn carriers(nodes: &[DeserializeGuard<StorageNode>]) -> Vec<&DeserializeGuard<StorageNode>> {
-    let nodes = nodes.iter().filter(|it| {
-        let node = it.0.as_ref().ok();
-        node.is_none_or(StorageNode::has_pools)
-    });
-    nodes.collect()
+    nodes.iter().filter(|it| may_have_pools(it)).collect()
 }
 
 /// Those that can be parsed. The check of the objects names the others.

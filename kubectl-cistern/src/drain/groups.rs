@@ -37,17 +37,7 @@ pub(super) fn groups(
     links.extend(used.iter().cloned());
     let here = cluster.volumes.iter();
     let here = here.filter(|it| it.spec.node_name == node && !it.spec.deletion_requested);
-    let here: BTreeSet<String> = here.map(ResourceExt::name_any).collect();
-    let (mut groups, mut seen) = (Vec::new(), BTreeSet::new());
-    for name in &here {
-        if !seen.contains(name) {
-            let mut group = set::group_of(name, &links);
-            group.retain(|it| here.contains(it));
-            seen.extend(group.iter().cloned());
-            groups.push(group);
-        }
-    }
-    groups
+    set::groups(here.map(ResourceExt::name_any).collect(), &links)
 }
 
 /// The volumes of each replica of a StatefulSet, which may have no pod now. The claims of the replica with the ordinal

@@ -45,11 +45,7 @@ pub async fn run(
     // Who may cordon a pool need not be permitted to move its volumes.
     requests::require_create(connection).await?;
     for pool in &node.spec.pools {
-        let flags = arguments::Cordon {
-            pool: pool.name.clone(),
-            node: node.name_any(),
-        };
-        cordon::run(connection, &flags, true, printer).await?;
+        cordon::run(connection, &pool.name, &flags.node, true, printer).await?;
     }
     Drain::new(connection, flags, sets, printer)
         .until_empty()
@@ -143,8 +139,11 @@ fn shown(cluster: &Cluster, group: &BTreeSet<String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::NodePool;
-    use serde_json::{Value, json};
+    use cistern_crds::{
+        Bytes,
+        testing::{image_source, node_pool, volume_group_source},
+    };
+    use serde_json::json;
 
     use super::*;
     use crate::testing::{cluster, object};
@@ -157,11 +156,6 @@ mod tests {
             at_once: 4,
             dry_run: false,
         }
-    }
-
-    fn entry(pool: &str, source: &Value) -> NodePool {
-        object(json!({"name": pool, "uid": "u", "source": source,
-            "overcommitPercent": 100, "reservedPercent": 5}))
     }
 
     #[test]
@@ -178,8 +172,8 @@ mod tests {
         assert_eq!(to_unknown.unwrap_err(), unknown);
         let to_itself = refused(&cluster, "worker-1", Some("worker-1"));
         assert!(to_itself.unwrap_err().contains("to that node"));
-        let group = json!({"volumeGroup": {"name": "vg-data"}});
-        cluster.nodes[0].spec.pools = vec![entry("fast", &group)];
+        let group = volume_group_source("vg-data");
+        cluster.nodes[0].spec.pools = vec![node_pool("fast", "u", group)];
         let with_volumes_that_cannot_move = refused(&cluster, "worker-1", Some("worker-2"));
         assert_eq!(with_volumes_that_cannot_move.unwrap(), "worker-1");
     }
@@ -187,11 +181,10 @@ mod tests {
     #[test]
     fn a_volume_that_cannot_move_is_named_and_the_others_would_move() {
         let mut cluster = cluster();
-        let (image, group) = (
-            json!({"image": {"size": "1Gi"}}),
-            json!({"volumeGroup": {"name": "vg-data"}}),
-        );
-        cluster.nodes[0].spec.pools = vec![entry("fast", &image), entry("slow", &group)];
+        cluster.nodes[0].spec.pools = vec![
+            node_pool("fast", "u", image_source(Bytes::gib(1))),
+            node_pool("slow", "u", volume_group_source("vg-data")),
+        ];
         "slow".clone_into(&mut cluster.volumes[1].spec.pool_name);
         let each = ["pvc-1", "pvc-2"].map(|name| BTreeSet::from([name.to_owned()]));
         let (text, verdict) = what_would_move(&cluster, &each, None);

@@ -160,7 +160,7 @@ impl<'a> Drain<'a> {
             let mut begun = groups::begun(cluster);
             begun.extend(self.followed.iter().map(|it| it.name.clone()));
             let stayed = self.staying.len();
-            // Groups that pods use are checked as well, so that nobody ends pods of a group that cannot move.
+            // Groups that pods use are checked as well, before an administrator ends pods of a group that cannot move.
             for group in groups.iter().filter(|it| it.is_disjoint(&begun)) {
                 self.planned(cluster, group, &begun)?;
             }

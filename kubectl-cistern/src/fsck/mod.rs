@@ -22,6 +22,7 @@ use crate::{
     Connection, Error, Printer, Verdict,
     agents::{self, AT_ONCE, Agent},
     arguments,
+    unreadable::may_have_pools,
 };
 
 /// Asks the selected agents, prints the report and returns its verdict. Fails if the nodes cannot
@@ -97,11 +98,7 @@ fn with_pools_or_agent(
     storage_nodes: &[DeserializeGuard<StorageNode>],
     agents: &BTreeMap<String, Agent>,
 ) -> BTreeSet<String> {
-    let may_have_pools = |it: &&DeserializeGuard<StorageNode>| {
-        let parsed = it.0.as_ref().ok();
-        parsed.is_none_or(StorageNode::has_pools)
-    };
-    let nodes = storage_nodes.iter().filter(may_have_pools);
+    let nodes = storage_nodes.iter().filter(|it| may_have_pools(it));
     let nodes = nodes.map(ResourceExt::name_any);
     nodes.chain(agents.keys().cloned()).collect()
 }
@@ -128,6 +125,10 @@ async fn ask(
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{
+        Bytes,
+        testing::{image_source, node_pool},
+    };
     use serde_json::json;
 
     use super::*;
@@ -135,8 +136,7 @@ mod tests {
 
     #[test]
     fn a_node_without_pools_and_agent_is_not_asked() {
-        let entry = json!({"name": "fast", "uid": "u", "source": {"image": {"size": "1Gi"}},
-            "overcommitPercent": 100, "reservedPercent": 5});
+        let entry = node_pool("fast", "u", image_source(Bytes::gib(1)));
         let storage_nodes = [
             json!({"metadata": {"name": "carries"}, "spec": {"topology": {}, "pools": [entry]}}),
             json!({"metadata": {"name": "reports"}, "spec": {"topology": {}},

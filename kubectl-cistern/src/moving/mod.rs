@@ -22,7 +22,11 @@ use self::{
     follow::{Followed, Goal},
     plan::Planned,
 };
-use crate::{Connection, Printer, Verdict, arguments, changes::Changes, cluster::Cluster};
+use crate::{
+    Connection, Printer, Verdict, arguments,
+    changes::Changes,
+    cluster::{Cluster, notes_about},
+};
 
 /// Kinds that decide which volumes move together, and whether they have moved.
 const DECISIVE: [&str; 6] = [
@@ -128,22 +132,12 @@ fn readable(
     refused: fn(Vec<String>) -> Error,
 ) -> Result<Cluster, crate::Error> {
     cluster.require_all_data()?;
-    let missing = decisive(notes);
+    let missing = notes_about(notes, &DECISIVE);
     if missing.is_empty() {
         Ok(cluster)
     } else {
         Err(refused(missing).into())
     }
-}
-
-/// The notes about kinds that decide. A note begins with the name of its kind.
-fn decisive(notes: &[String]) -> Vec<String> {
-    let kind = |note: &&String| {
-        note.split(' ')
-            .next()
-            .is_some_and(|it| DECISIVE.contains(&it))
-    };
-    notes.iter().filter(kind).cloned().collect()
 }
 
 /// Creates the VolumeMoves that do not exist, and prints what is done for each volume.
@@ -234,6 +228,9 @@ mod tests {
     fn moves_are_followed_without_the_kinds_that_decide_nothing_about_them() {
         let notes = ["pods", "events", "volumemoves", "imagetransfers"]
             .map(|kind| format!("{kind} are not live: you may not watch them"));
-        assert_eq!(decisive(&notes), [notes[0].clone(), notes[2].clone()]);
+        assert_eq!(
+            notes_about(&notes, &DECISIVE),
+            [notes[0].clone(), notes[2].clone()]
+        );
     }
 }

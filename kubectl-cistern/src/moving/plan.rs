@@ -180,6 +180,10 @@ fn obstacle(cluster: &Cluster, volume: &PoolVolume, to_node: Option<&str>) -> Op
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{
+        Bytes,
+        testing::{image_source, node_pool},
+    };
     use serde_json::json;
 
     use super::*;
@@ -191,8 +195,8 @@ mod tests {
 
     fn with_pool() -> Cluster {
         let mut cluster = cluster();
-        cluster.nodes[1].spec.pools = vec![object(json!({"name": "fast", "uid": "u",
-            "source": {"image": {"size": "1Gi"}}, "overcommitPercent": 100, "reservedPercent": 5}))];
+        let source = image_source(Bytes::gib(1));
+        cluster.nodes[1].spec.pools = vec![node_pool("fast", "u", source)];
         cluster
     }
 

@@ -116,6 +116,18 @@ pub(crate) fn group_of(name: &str, links: &[Link]) -> BTreeSet<String> {
     }
 }
 
+/// The volumes `left`, grouped by what links them, also through others.
+pub(crate) fn groups(mut left: BTreeSet<String>, links: &[Link]) -> Vec<BTreeSet<String>> {
+    let mut groups = Vec::new();
+    while let Some(name) = left.first() {
+        let mut group = group_of(name, links);
+        group.retain(|it| left.contains(it));
+        left.retain(|it| !group.contains(it));
+        groups.push(group);
+    }
+    groups
+}
+
 /// A volume as messages name it: with its claim.
 pub(crate) fn shown(cluster: &Cluster, name: &str) -> String {
     match cluster

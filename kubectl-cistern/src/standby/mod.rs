@@ -12,7 +12,7 @@ pub mod promote;
 
 use std::collections::BTreeSet;
 
-use cistern_crds::{ConditionType, Cutover, Reason, VolumeMove, VolumeMoveSpec, condition};
+use cistern_crds::{Cutover, Reason, VolumeMove, VolumeMoveSpec};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -152,11 +152,7 @@ fn not_removed(cluster: &Cluster, it: &VolumeMove) -> Option<String> {
     let name = it.name_any();
     it.status.as_ref()?.prepared.as_ref()?;
     let volume = cluster.volume(&name)?;
-    let status = volume.current_status();
-    let is_ready = status.is_some_and(|status| {
-        status.image.is_some() && condition::holds(&status.conditions, ConditionType::Ready)
-    });
-    (!is_ready && !volume.spec.deletion_requested).then(|| {
+    (!volume.is_ready() && !volume.spec.deletion_requested).then(|| {
         let shown = set::shown(cluster, &name);
         format!(
             "{shown} is not ready, and its copy may be the only data: wait until the volume is ready, or promote the copy"

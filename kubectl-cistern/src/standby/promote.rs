@@ -18,6 +18,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
     Cutover, HasImage as _, MovePlan, VolumeMove,
     out_of_service::{self, is_out_of_service},
+    time,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
@@ -37,8 +38,6 @@ use crate::{
     output::Terminal,
 };
 
-/// How messages show the time of a copy.
-const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
 /// How messages show times that differ.
 const EXACT: &str = "%Y-%m-%d %H:%M:%S%.3f UTC";
 
@@ -127,7 +126,7 @@ fn copy_of(cluster: &Cluster, name: &str) -> Result<Option<Copy>, String> {
             Some(taken) => format!(
                 "the copy of {shown} as of {} belongs to a move: make it a standby copy first, with `kubectl patch \
                  volumemove {name} --type merge --patch '{{\"spec\":{{\"cutover\":\"Never\"}}}}'`",
-                taken.format(FORMAT)
+                taken.format(time::FORMAT)
             ),
             None => format!("{shown} has no standby copy"),
         });
@@ -160,10 +159,8 @@ fn unusable(cluster: &Cluster, volume: &str, node: &str) -> Option<String> {
 /// The volumes that belong together and whose copies have the data of different moments: each volume is copied by itself.
 fn different_moments(cluster: &Cluster, together: &BTreeSet<String>) -> Vec<String> {
     let links = set::links(cluster, &set::by_claim(cluster));
-    let (mut left, mut found) = (together.clone(), Vec::new());
-    while let Some(name) = left.pop_first() {
-        let group = set::group_of(&name, &links);
-        left.retain(|it| !group.contains(it));
+    let mut found = Vec::new();
+    for group in set::groups(together.clone(), &links) {
         let taken = group
             .iter()
             .filter_map(|it| Some((it, moment(cluster, it)?)));
@@ -221,7 +218,7 @@ fn question(cluster: &Cluster, copies: &[Copy], now: DateTime<Utc>) -> (String, 
         let (shown, plan) = (set::shown(cluster, &copy.object.name_any()), &copy.plan);
         let (from, to) = (&plan.from_node, &plan.to_node);
         let (taken, old) = (
-            copy.taken.format(FORMAT),
+            copy.taken.format(time::FORMAT),
             age(copy.taken, now),
         );
         format!(
@@ -251,6 +248,10 @@ fn confirm(
 #[cfg(test)]
 mod tests {
     use chrono::TimeDelta;
+    use cistern_crds::{
+        Bytes,
+        testing::{image_source, node_pool},
+    };
     use serde_json::Value;
 
     use super::*;
@@ -263,9 +264,8 @@ mod tests {
         let mut cluster = cluster();
         cluster.nodes[1] = cluster.nodes[0].clone();
         cluster.nodes[1].metadata.name = Some("worker-2".to_owned());
-        let entry = json!({"name": "fast", "uid": "uid-of-fast", "source": {"image": {"size": "11Gi"}},
-            "overcommitPercent": 100, "reservedPercent": 5});
-        cluster.nodes[1].spec.pools = vec![object(entry)];
+        let entry = node_pool("fast", "uid-of-fast", image_source(Bytes::gib(11)));
+        cluster.nodes[1].spec.pools = vec![entry];
         cluster.moves = vec![move_of("pvc-1", spec, status)];
         cluster
     }

@@ -120,10 +120,10 @@ fn room(
 ) -> Option<NodeRoom> {
     let guard = cluster.storage_node(name)?;
     let node: &StorageNode = guard.0.as_ref().ok()?;
-    let mut carried = node.spec.pools.iter();
-    let is_carried = carried.any(|entry| entry.name == pool);
     let kubernetes_node = cluster.node(name)?;
-    if !is_carried || !problem::allows(class, kubernetes_node.metadata.labels.as_ref()) {
+    if node.source_of(pool).is_none()
+        || !problem::allows(class, kubernetes_node.metadata.labels.as_ref())
+    {
         return None;
     }
     let registration = registration::observe(cluster, name);

@@ -1,7 +1,7 @@
 //! The next step of a move whose data is copied, from what the API server has. Pure.
 //!
 //! ```text
-//! nobody uses the volume ─▶ replicas reserved on both nodes ─▶ target declared ─▶ closed ─▶ copied ─▶ committed
+//! no pod uses the volume ─▶ replicas reserved on both nodes ─▶ target declared ─▶ closed ─▶ copied ─▶ committed
 //!   ─▶ opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is removed
 //! pods use it, and may ─▶ replicas ─▶ copied in passes (`passes`) ─▶ target declared ─▶ closing ─▶ pods evicted ─▶ closed …
 //! given up before the commit: cancelled or undone ─▶ the copy is removed, once the volume is ready again
@@ -152,7 +152,7 @@ pub(super) fn next(seen: &Seen<'_>) -> Action {
     }
     match &spec.target {
         Some(_) => seen.declared(volume),
-        None if seen.is_cancelled(volume) => seen.clear(volume),
+        None if volume.cancels(&seen.object.move_uid()) => seen.clear(volume),
         None if seen.is_given_up(volume) => Action::Cancel,
         None => seen.prepare(volume),
     }
@@ -182,10 +182,6 @@ impl Seen<'_> {
             && !is_carried_out
     }
 
-    fn is_cancelled(&self, volume: &PoolVolume) -> bool {
-        volume.spec.cancelled_move_uid.as_deref() == Some(&self.object.move_uid())
-    }
-
     /// Before the target is declared: nothing has changed for the volume, and its pods can use it.
     fn prepare(&self, volume: &PoolVolume) -> Action {
         if let Some(why) = self.unplanned(volume) {
@@ -206,20 +202,19 @@ impl Seen<'_> {
         if let Some(action) = self.reserve(volume) {
             return action;
         }
+        let waits = |is_far_enough: fn(&Companion) -> bool| {
+            let undecided = self.undecided(volume);
+            undecided.or_else(|| self.wait_for(is_far_enough))
+        };
         if in_use.is_none() {
-            if let Some(action) = passes::ended(self) {
-                return action;
-            }
-            let waits = self.undecided(volume);
-            let waits = waits.or_else(|| self.wait_for(Companion::is_reserved));
-            return waits.map_or(Action::Declare, Action::Wait);
+            return passes::ended(self).unwrap_or_else(|| {
+                waits(Companion::is_reserved).map_or(Action::Declare, Action::Wait)
+            });
         }
-        if let Some(action) = passes::next(self, volume) {
-            return action;
-        }
-        let waits = self.undecided(volume);
-        let waits = waits.or_else(|| self.wait_for(Companion::is_prepared));
-        waits.map_or_else(|| Action::CutOver(self.holders()), Action::Wait)
+        passes::next(self, volume).unwrap_or_else(|| {
+            let waits = waits(Companion::is_prepared);
+            waits.map_or_else(|| Action::CutOver(self.holders()), Action::Wait)
+        })
     }
 
     /// Why the plan is not for this volume: somebody has created it again meanwhile, elsewhere or with another epoch.
@@ -408,7 +403,7 @@ impl Seen<'_> {
             return Action::End;
         };
         if self.source.is_forgotten {
-            // Nobody is there who could remove it.
+            // No agent is there that could remove it.
             return Action::Release(ReplicaPurpose::Retained);
         }
         let is_used = self.users.iter().any(|pod| pod.runs_on(to));

@@ -6,7 +6,7 @@ use cistern_client::writes::{delete_exactly, patch_status_guarded, remove_finali
 use cistern_crds::{
     ConditionType, EventReason, Explanation, MovePlan, PoolVolume, Reason, VolumeMove,
     condition::{self, ConditionUpdate},
-    names,
+    names, time,
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::Api;
@@ -84,11 +84,6 @@ impl<'a> Move<'a> {
         Box::pin(self.relocate(&plan, step)).await
     }
 
-    /// Whether the volume has a PersistentVolume that the cache shows.
-    pub(super) fn has_persistent_volume(&self) -> bool {
-        self.persistent_volume.is_some()
-    }
-
     /// Writes why the move waits. Returns whether that is new.
     pub(super) async fn report(&self, why: Explanation) -> Result<bool, Error> {
         self.write_ready(false, why).await
@@ -145,7 +140,7 @@ impl<'a> Move<'a> {
             _ if self.is_takeover() => ", with its disk".to_owned(),
             Some(taken) => format!(
                 ", as of {}: what was written to it after that is lost",
-                taken.format("%Y-%m-%d %H:%M:%S UTC")
+                taken.format(time::FORMAT)
             ),
             None => String::new(),
         };

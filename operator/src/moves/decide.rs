@@ -7,12 +7,12 @@ use cistern_crds::{
     Explanation, MovePlan, PoolVolume, Reason, names, unclaimed::Owner,
     volume_move::MAXIMUM_TOGETHER,
 };
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use super::{Error, abandoned, actions::is_movable, advance::Move};
-use crate::{controller::Next, pods::claims_beside, taken_over};
+use crate::{controller::Next, pods::claims_beside};
 
 /// When to look again at a volume that cannot move yet.
 const WAIT: Duration = Duration::from_secs(5);
@@ -69,12 +69,6 @@ impl Move<'_> {
         }
     }
 
-    /// The node that has taken over the disk of the volume, which has not followed yet.
-    fn disk_is_taken_over(&self) -> Option<String> {
-        let volume = self.volume.as_ref()?;
-        taken_over::destination(&self.context.cluster, volume)
-    }
-
     async fn plan(&self) -> Result<Result<MovePlan, Explanation>, Error> {
         let Some(volume) = &self.volume else {
             let message = format!("there is no PoolVolume {}", self.name());
@@ -83,13 +77,14 @@ impl Move<'_> {
         if let Err(why) = is_movable(volume) {
             return Ok(Err(why));
         }
-        let together_with = self.together_with(volume).await?;
+        let pods = self.pods_of_namespace().await?;
+        let together_with = self.together_with(volume, &pods).await?;
         if together_with.len() > MAXIMUM_TOGETHER as usize {
             let message =
                 format!("more than {MAXIMUM_TOGETHER} other volumes would have to move with it");
             return Ok(Err(Explanation::new(Reason::NotMovable, message)));
         }
-        let to_node = self.to_node(volume, &together_with).await?;
+        let to_node = self.to_node(volume, &together_with, pods).await?;
         Ok(to_node.map(|to_node| MovePlan {
             from_node: volume.spec.node_name.clone(),
             to_node,
@@ -100,14 +95,13 @@ impl Move<'_> {
 
     /// The volumes of the same node that pods use together with this one, directly or through others, and those that the spec
     /// names.
-    async fn together_with(&self, volume: &PoolVolume) -> Result<Vec<String>, Error> {
+    async fn together_with(&self, volume: &PoolVolume, pods: &[Pod]) -> Result<Vec<String>, Error> {
         let mut names: BTreeSet<String> = self.object.spec.together_with.iter().cloned().collect();
-        let pods = self.pods_of_namespace().await?;
         let own = self.claim().and_then(|claim| claim.name.clone());
         let mut linked: BTreeSet<String> = own.into_iter().collect();
         let mut seen = linked.clone();
         loop {
-            let beside = claims_beside(&pods, &linked);
+            let beside = claims_beside(pods, &linked);
             let more: Vec<String> = beside.difference(&seen).cloned().collect();
             if more.is_empty() {
                 break;

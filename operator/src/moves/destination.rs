@@ -1,7 +1,7 @@
 //! Chooses the node that a volume moves to, before anything is changed.
 
 use cistern_crds::{Explanation, PoolVolume, Reason, VolumeMove};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod};
 use kube::{Api, ResourceExt as _};
 
 use super::{Error, advance::Move, scheduling::Workload, target, volume};
@@ -12,6 +12,7 @@ impl Move<'_> {
         &self,
         volume: &PoolVolume,
         together_with: &[String],
+        pods: Vec<Pod>,
     ) -> Result<Result<String, Explanation>, Error> {
         let mut volumes = vec![volume.clone()];
         for name in together_with {
@@ -20,7 +21,7 @@ impl Move<'_> {
         if let Err(why) = target::are_movable(&self.context.cluster, &volumes) {
             return Ok(Err(why));
         }
-        let workload = Box::pin(self.workload(&volumes)).await?;
+        let workload = Box::pin(self.workload(&volumes, pods)).await?;
         if let Some(node) = &self.object.spec.to_node {
             return match target::takes(&self.context.cluster, node, &volumes) {
                 Ok(_) => self.suitable(node, &workload).await,
@@ -45,7 +46,7 @@ impl Move<'_> {
 
     /// The PersistentVolumes of volumes that move together, and the pods that use them. No pod of another namespace
     /// uses the volume of this move.
-    async fn workload(&self, volumes: &[PoolVolume]) -> Result<Workload, Error> {
+    async fn workload(&self, volumes: &[PoolVolume], pods: Vec<Pod>) -> Result<Workload, Error> {
         let api = Api::<PersistentVolume>::all(self.context.client.clone());
         let mut persistent_volumes = Vec::new();
         for volume in volumes {
@@ -56,7 +57,6 @@ impl Move<'_> {
             let failed = |error| self.failed_with("get", "a PersistentVolume", error);
             persistent_volumes.extend(found.map_err(failed)?);
         }
-        let pods = self.pods_of_namespace().await?;
         Ok(Workload::new(persistent_volumes, pods))
     }
 
@@ -66,13 +66,8 @@ impl Move<'_> {
         name: &str,
         workload: &Workload,
     ) -> Result<Result<String, Explanation>, Error> {
-        let refused = match self.node(name).await? {
-            Some(node) => workload
-                .unmet_on(&node)
-                .map(|why| format!("node {name} {why}")),
-            None => Some(format!("there is no Node {name}")),
-        };
-        Ok(match refused {
+        let node = self.node(name).await?;
+        Ok(match refusal(name, node.as_ref(), workload) {
             None => Ok(name.to_owned()),
             Some(why) => Err(Explanation::new(Reason::NotMovable, why)),
         })
@@ -90,13 +85,10 @@ impl Move<'_> {
         };
         let (mut refused, mut hint) = (Vec::new(), "");
         for name in candidates {
-            let Some(node) = self.node(&name).await? else {
-                refused.push(format!("there is no Node {name}"));
-                continue;
-            };
-            if let Some(why) = workload.unmet_on(&node) {
-                refused.push(format!("node {name} {why}"));
-            } else if let Some(why) = workload.closed_on(&node) {
+            let node = self.node(&name).await?;
+            if let Some(why) = refusal(&name, node.as_ref(), workload) {
+                refused.push(why);
+            } else if let Some(why) = node.and_then(|node| workload.closed_on(&node)) {
                 refused.push(format!("node {name} {why}"));
                 hint = "; spec.toNode can name a node that is cordoned, not ready or tainted";
             } else {
@@ -114,5 +106,15 @@ impl Move<'_> {
         let api = Api::<Node>::all(self.context.client.clone());
         let found = api.get_opt(name).await;
         found.map_err(|error| self.failed_with("get", "a Node", error))
+    }
+}
+
+/// Why volumes cannot move to a node at all. None if they can.
+fn refusal(name: &str, node: Option<&Node>, workload: &Workload) -> Option<String> {
+    match node {
+        Some(node) => workload
+            .unmet_on(node)
+            .map(|why| format!("node {name} {why}")),
+        None => Some(format!("there is no Node {name}")),
     }
 }

@@ -59,13 +59,17 @@ impl Move<'_> {
             .then(|| format!("there is no StorageNode {}", plan.to_node))
     }
 
-    /// The node that has taken over the disk of the volume while the move was under way.
-    pub(super) fn disk_at(&self, plan: &MovePlan) -> Option<String> {
+    /// The node that has taken over the disk of the volume, which has not followed yet.
+    pub(super) fn disk_is_taken_over(&self) -> Option<String> {
         let volume = self.volume.as_ref()?;
+        taken_over::destination(&self.context.cluster, volume)
+    }
+
+    /// The same, while a move is under way.
+    pub(super) fn disk_at(&self, plan: &MovePlan) -> Option<String> {
         // After the commit, the disk of the former node does not matter.
-        let is_away = volume.spec.node_name == plan.to_node;
-        let found = taken_over::destination(&self.context.cluster, volume);
-        found.filter(|_| !is_away)
+        let is_away = self.volume.as_ref()?.spec.node_name == plan.to_node;
+        self.disk_is_taken_over().filter(|_| !is_away)
     }
 
     /// How often the volume's pool on a node was taken over, as that node reports; None if it reports none.
@@ -95,9 +99,8 @@ fn source(
 
 /// Whether a node carries a pool, or its agent reports it.
 fn has_pool(node: &StorageNode, pool: &str) -> bool {
-    let mut carried = node.spec.pools.iter();
     let mut reported = node.status.iter().flat_map(|status| &status.pools);
-    carried.any(|it| it.name == pool) || reported.any(|it| it.name == pool)
+    node.source_of(pool).is_some() || reported.any(|it| it.name == pool)
 }
 
 /// Whether a node does not report a pool as ready, or has been silent for longer than a restart of its agent takes.

@@ -137,7 +137,7 @@ impl Move<'_> {
 
     /// Whether the volume has a PersistentVolume. All are listed only if there is no PoolVolume, and the cache shows none either.
     async fn is_claimed(&self) -> Result<bool, Error> {
-        if self.volume.is_some() || self.has_persistent_volume() {
+        if self.volume.is_some() || self.persistent_volume.is_some() {
             return Ok(true);
         }
         let found = volume::is_claimed(self.context, &self.object.spec.volume_name).await;

@@ -62,6 +62,7 @@ pub(super) fn takes(
     let guard = cluster.storage_node(node);
     let storage_node = guard.as_deref().and_then(|guard| guard.0.as_ref().ok());
     let registration = registration::observe(cluster, node);
+    let parts = registration.parts();
     let mut least = None;
     for volume in volumes {
         let spec = &volume.spec;
@@ -74,7 +75,6 @@ pub(super) fn takes(
             encryption: spec.encryption,
             is_copy: true,
         };
-        let parts = registration.parts();
         let pool = availability::takes(&spec.pool_name, storage_node, needs, &parts);
         let pool = pool.map_err(|why| Explanation {
             message: format!("node {node} {}", why.message),
@@ -84,7 +84,7 @@ pub(super) fn takes(
             .iter()
             .filter(|it| it.spec.pool_name == spec.pool_name);
         let needed: Bytes = in_pool.map(size_of).sum();
-        let room = pool.room(volume.admitted_attributes().provisioning);
+        let room = pool.room(needs.provisioning);
         if room < needed {
             let pool = &spec.pool_name;
             let message =

@@ -108,7 +108,7 @@ fn progress(
     volume: Option<&PoolVolume>,
     replicas: [Option<&PoolReplica>; 2],
 ) -> Progress {
-    // A volume that is gone holds nobody up.
+    // A volume that is gone delays no other.
     let Some(volume) = volume else {
         return Progress::Complete;
     };

@@ -25,16 +25,12 @@ pub(super) enum Eviction {
 impl Move<'_> {
     /// The pods that use the volume.
     pub(super) async fn users(&self) -> Result<Vec<User>, Error> {
-        let pods = self.pods().await?;
-        Ok(pods.iter().map(User::of).collect())
-    }
-
-    /// The same, as they are.
-    pub(super) async fn pods(&self) -> Result<Vec<Pod>, Error> {
-        let mut pods = self.pods_of_namespace().await?;
+        let pods = self.pods_of_namespace().await?;
         let name = self.claim().and_then(|claim| claim.name.as_deref());
-        pods.retain(|pod| name.is_some_and(|name| uses(pod, name)));
-        Ok(pods)
+        let own = pods
+            .iter()
+            .filter(|pod| name.is_some_and(|name| uses(pod, name)));
+        Ok(own.map(User::of).collect())
     }
 
     /// All pods in the namespace of the claim: no others can use volumes together with its pods.

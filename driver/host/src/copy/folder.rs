@@ -7,10 +7,10 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::incoming::{STATE, State};
+use super::incoming::State;
 use crate::{
     id::Uid,
-    image::{self, Error, Identity, ImageUse, failed, open_listed, read::Reading},
+    image::{self, Error, Identity, ImageUse, failed, open_named, read::Reading},
     layout::{INCOMING, parse_copy, point_of},
     pool::{self, Pool},
     system::{OFlags, System, if_there},
@@ -207,23 +207,16 @@ impl Pool {
 
 /// Lists the copies and points in a folder of copies. Other files are reported as strays.
 pub(crate) fn list(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<Vec<IncomingCopy>> {
-    let mut all = Vec::new();
-    for name in system.list(folder)? {
-        let Some((volume, is_point)) = name.to_str().and_then(parse_copy) else {
-            continue;
-        };
-        // It may have been removed since.
-        let Some(file) = open_listed(system, folder, &name)? else {
-            continue;
-        };
-        let state = system.attribute(file.as_fd(), STATE)?;
-        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
-        all.push(IncomingCopy {
-            volume,
-            is_point,
-            moved_by: state.and_then(|state| state.moved_by().cloned()),
-            allocated: Bytes(system.stat(file.as_fd())?.allocated),
-        });
-    }
-    Ok(all)
+    open_named(system, folder, parse_copy)?
+        .map(|found| {
+            let ((volume, is_point), file) = found?;
+            let state = State::read(system, file.as_fd())?;
+            Ok(IncomingCopy {
+                volume,
+                is_point,
+                moved_by: state.and_then(|state| state.moved_by().cloned()),
+                allocated: Bytes(system.stat(file.as_fd())?.allocated),
+            })
+        })
+        .collect()
 }

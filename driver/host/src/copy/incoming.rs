@@ -42,6 +42,12 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Reads the state of a copy; none if a crash came before it, or if it cannot be parsed.
+    pub(super) fn read(system: &dyn System, copy: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        let text = system.attribute(copy, STATE)?;
+        Ok(text.and_then(|text| serde_json::from_slice(&text).ok()))
+    }
+
     /// UID of the move that the copy is for; none for the copy of a snapshot.
     pub(super) fn moved_by(&self) -> Option<&Uid> {
         self.original.moved_by(self.point_for.as_ref())
@@ -98,10 +104,8 @@ impl Pool {
 
     fn resume(&self, file: OwnedFd, request: &CopyRequest) -> Result<Option<Incoming>, Error> {
         self.lock_incoming(&file, &request.volume)?;
-        let read = self.system.attribute(file.as_fd(), STATE);
-        let state = read.map_err(failed("read the state of the copy", &request.volume))?;
-        // A crash may have come before the state.
-        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        let state = State::read(&*self.system, file.as_fd())
+            .map_err(failed("read the state of the copy", &request.volume))?;
         let Some(state) = state.filter(|state| state.is_for(request)) else {
             return Ok(None);
         };

@@ -16,7 +16,7 @@ use super::incoming::{STATE, State};
 use crate::{
     allocation,
     id::Uid,
-    image::{Content, Error, IdentityConflict, Image, ImageUse, describe, failed, open_listed},
+    image::{Content, Error, IdentityConflict, Image, ImageUse, describe, failed, open_named},
     layout::INCOMING,
     pool::{self, Pool},
     progress,
@@ -101,8 +101,9 @@ impl Pool {
             return Ok(());
         }
         let (system, size) = (&*self.system, image.file_size());
-        self.with_space(|| allocation::ensure(system, copy, size, progress::UNSTOPPED))
-            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
+        self.allocate_for(uid, || {
+            allocation::ensure(system, copy, size, progress::UNSTOPPED)
+        })
     }
 
     /// Records in a copy, or a point, the move that makes it an image. The rename of the file comes after its sync.
@@ -207,13 +208,10 @@ impl Pool {
         let Some(folder) = self.open_optional_folder(INCOMING)? else {
             return Ok(None);
         };
-        for name in system.list(folder.as_fd())? {
-            // It may have been opened or removed since.
-            let Some(file) = open_listed(system, folder.as_fd(), &name)? else {
-                continue;
-            };
-            let state = system.attribute(file.as_fd(), STATE)?;
-            let Some(state) = state.and_then(|it| serde_json::from_slice::<State>(&it).ok()) else {
+        // Under any name: the state says what it is a copy of.
+        for copy in open_named(system, folder.as_fd(), |_| Some(()))? {
+            let ((), file) = copy?;
+            let Some(state) = State::read(system, file.as_fd())? else {
                 continue;
             };
             let (of, image) = state.original.volume();

@@ -14,7 +14,7 @@ use super::{HEADER, Key};
 use crate::{
     cause::Cause,
     command::{Command, Output},
-    system::System,
+    system::{SECTOR_SIZE, System},
 };
 
 /// The tool.
@@ -41,7 +41,7 @@ pub(crate) fn format(system: &dyn System, device: &Path, key: &Key) -> Result<()
         .option("--hash", "sha256")
         .option("--pbkdf", "pbkdf2")
         .option("--pbkdf-force-iterations", "1000")
-        .option("--sector-size", "4096")
+        .option("--sector-size", SECTOR_SIZE.to_string())
         .option("--offset", (HEADER.0 / SECTOR).to_string())
         .operand(device);
     if with_key(system, &command, key)? {

@@ -87,7 +87,7 @@ impl Engine for Pool {
     }
 
     fn reallocate(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
-        self.fill(uid, progress)
+        self.reallocate(uid, progress)
     }
 
     fn check_unused(&self, uid: &Uid) -> Result<(), Error> {

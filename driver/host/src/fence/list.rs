@@ -9,7 +9,7 @@ use std::{
 use super::mark;
 use crate::{
     id::Uid,
-    image::{Error, Image, describe, open_listed},
+    image::{Error, Image, describe, open_named},
     layout::CLOSED,
     pool::{self, Pool},
     system::System,
@@ -46,19 +46,16 @@ impl Pool {
 
 /// Lists the images in a folder of closed images. Other files are reported as strays.
 pub(crate) fn list(system: &dyn System, closed: BorrowedFd<'_>) -> io::Result<Vec<ClosedImage>> {
-    let mut all = Vec::new();
-    for name in system.list(closed)? {
-        let Some(uid) = name.to_str().and_then(|name| name.parse::<Uid>().ok()) else {
-            continue;
-        };
-        if let Some(file) = open_listed(system, closed, &name)? {
+    let files = open_named(system, closed, |name| name.parse::<Uid>().ok())?;
+    files
+        .map(|found| {
+            let (uid, file) = found?;
             let image = describe(system, file.as_fd(), &uid)?;
             let by = match mark::read(system, file.as_fd()) {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => None,
                 result => result?,
             };
-            all.push(ClosedImage { image, by });
-        }
-    }
-    Ok(all)
+            Ok(ClosedImage { image, by })
+        })
+        .collect()
 }

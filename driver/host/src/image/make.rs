@@ -35,7 +35,6 @@ impl Pool {
             None => (self.make_empty(&image, request)?, None),
             Some(source) => self.make_clone(&image, source, request, checking)?,
         };
-        let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
         let identity = Identity {
             owner: Owner::Volume(request.volume.clone()),
             uid: request.uid.clone(),
@@ -50,12 +49,11 @@ impl Pool {
             let size = request.size.saturating_add(identity.header());
             // After mkfs, which punches holes.
             let allocate = || allocation::ensure(&*self.system, image.as_fd(), size, progress);
-            self.with_space(allocate)
-                .map_err(|source| no_space_or("allocate the space", source.into()))?;
+            self.allocate_for(&request.uid, allocate)?;
         }
-        image
-            .identify(&identity)
-            .map_err(|source| no_space_or("write the identity", source.into()))?;
+        image.identify(&identity).map_err(|source| {
+            self.no_space_or("write the identity", &request.uid, source.into())
+        })?;
         image.name().map_err(failed("give a name", &request.uid))?;
         image.keep();
         Ok(())

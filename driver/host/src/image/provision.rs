@@ -2,7 +2,6 @@
 
 use std::{
     cell::Cell,
-    ops::ControlFlow,
     os::fd::{AsFd as _, OwnedFd},
     time::{Duration, Instant},
 };
@@ -43,16 +42,12 @@ impl Pool {
 
     /// Allocates the holes in a thick volume: it has become thick, or a trim inside the volume, or the initialization
     /// of its filesystem, has punched them. Does nothing for thin volumes and snapshots, and for an encrypted volume
-    /// that was never staged. Fails if the
-    /// image is missing or closing for a move, and with [`Error::NoSpace`] if the pool lacks the blocks.
-    pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
-        self.fill(uid, progress::UNSTOPPED)?;
-        Ok(())
-    }
-
-    /// As [`Self::reallocate`], until the progress stops it. Returns whether no hole is left. An image of very many holes
-    /// takes hours, and can be used meanwhile. One that is removed meanwhile keeps its space until the slice has ended.
-    pub(crate) fn fill(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
+    /// that was never staged. Fails if the image is missing or closing for a move, and with [`Error::NoSpace`] if the pool
+    /// lacks the blocks.
+    ///
+    /// Ends early if the progress stops it, and returns whether no hole is left. An image of very many holes takes hours, and
+    /// can be used meanwhile. One that is removed meanwhile keeps its space until the slice has ended.
+    pub fn reallocate(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
         let (mut done, is_stopped) = (0, Cell::new(false));
         loop {
             let (file, image) = self.described(uid)?;
@@ -67,19 +62,16 @@ impl Pool {
                 return Ok(false);
             }
             self.refuse_marked(file, uid)?;
-            let until = Instant::now() + SLICE;
+            let end = Instant::now() + SLICE;
             let slice = |percent: u8| {
                 let goes_on = progress(percent);
                 is_stopped.set(goes_on.is_break());
-                if Instant::now() < until {
-                    goes_on
-                } else {
-                    ControlFlow::Break(())
-                }
+                goes_on?;
+                progress::until(end)
             };
-            done = self
-                .with_space(|| allocation::fill(&*self.system, file, &(done..size), &slice))
-                .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))?;
+            done = self.allocate_for(uid, || {
+                allocation::fill(&*self.system, file, &(done..size), &slice)
+            })?;
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 
-use super::{Error, IdentityConflict, Image, describe, failed, open_listed};
+use super::{Error, IdentityConflict, Image, describe, failed, open_named};
 use crate::{
     id::Uid,
     layout::TRASH,
@@ -140,17 +140,13 @@ impl Pool {
 
 /// Lists all images in a trash.
 pub(crate) fn list(system: &dyn System, trash: BorrowedFd<'_>) -> io::Result<Vec<Discarded>> {
-    let mut all = Vec::new();
-    for name in system.list(trash)? {
-        let Some((uid, since)) = name.to_str().and_then(parse) else {
-            continue;
-        };
-        if let Some(file) = open_listed(system, trash, &name)? {
+    open_named(system, trash, parse)?
+        .map(|found| {
+            let ((uid, since), file) = found?;
             let image = describe(system, file.as_fd(), &uid)?;
-            all.push(Discarded { image, since });
-        }
-    }
-    Ok(all)
+            Ok(Discarded { image, since })
+        })
+        .collect()
 }
 
 /// Parses a name in a trash into the image and the time it was moved there.

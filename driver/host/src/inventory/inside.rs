@@ -114,9 +114,11 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     }
     if let Some(temporary) = open(layout::TEMPORARY)? {
         let path = path.join(layout::TEMPORARY);
-        let unfinished = image::list_unfinished(system, temporary.as_fd())?;
-        let names = unfinished.iter().map(|(uid, _)| uid.as_str());
-        inside.temporary = names.map(|name| path.join(name)).collect();
+        let parse = |name: &str| name.parse::<Uid>().ok();
+        for unfinished in image::open_named(system, temporary.as_fd(), parse)? {
+            let (uid, _) = unfinished?;
+            inside.temporary.push(path.join(uid.as_str()));
+        }
     }
     let (images, discarded) = (&inside.images, &inside.discarded);
     inside.strays = strays::list(system, directory.as_fd(), path, images, discarded)?;

@@ -149,8 +149,7 @@ impl VolumeGroup {
 
     fn remove_growth(&self, growth: &LogicalVolume) -> Result<(), Cause> {
         growth.refuse_dependents().map_err(io::Error::other)?;
-        let command = self.lvm.command("lvremove").arg("--yes");
-        self.change(&command.operand(self.path_of(&growth.uid)))
+        self.lvremove(&growth.uid)
     }
 }
 

@@ -71,10 +71,15 @@ impl VolumeGroup {
         Err(Error::IdentityConflict { uid, why })
     }
 
+    /// Removes a logical volume, and with it its snapshots and caches.
+    pub(super) fn lvremove(&self, uid: &Uid) -> Result<(), Cause> {
+        let command = self.lvm.command("lvremove").arg("--yes");
+        self.change(&command.operand(self.path_of(uid)))
+    }
+
     fn remove_volume(&self, volume: &LogicalVolume) -> Result<(), Error> {
         let uid = &volume.uid;
-        let command = self.lvm.command("lvremove").arg("--yes");
-        let Err(cause) = self.change(&command.operand(self.path_of(uid))) else {
+        let Err(cause) = self.lvremove(uid) else {
             return Ok(());
         };
         // LVM has one exit code for all failures.

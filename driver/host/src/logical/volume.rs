@@ -79,9 +79,8 @@ impl LogicalVolume {
             identity: tags::identity(&row.tags),
             size: Bytes(number(&row.size)?),
             is_open: row.open == "open",
-            dependents: Some(cache)
-                .filter(|cache| !cache.is_empty())
-                .map(str::to_owned)
+            dependents: (!cache.is_empty())
+                .then(|| cache.to_owned())
                 .into_iter()
                 .collect(),
             uuid: format!("{LOGICAL_VOLUME}{group}{own}"),

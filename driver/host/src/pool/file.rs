@@ -2,7 +2,6 @@
 //! loop device.
 
 use std::{
-    ffi::OsStr,
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -23,11 +22,6 @@ use crate::{
 
 pub(crate) fn name(pool: &Uid) -> String {
     format!("{pool}.img")
-}
-
-/// The UID of which a name of a file is made; None if the file is not that of a pool.
-pub(crate) fn uid_of(name: &OsStr) -> Option<Uid> {
-    name.to_str()?.strip_suffix(".img")?.parse().ok()
 }
 
 pub(crate) fn new_name(pool: &Uid) -> String {

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use super::{DirectoryFault, Error, PoolDeclaration, Source, failed, file, inspection, layers};
 use crate::{
     id::{Uid, Uuid},
+    layout::pool_of_file,
     root::Root,
     system::{DeviceNumber, OFlags, System},
 };
@@ -74,7 +75,7 @@ impl Folder {
     pub(super) fn files(&self, system: &dyn System) -> io::Result<BTreeSet<Uid>> {
         let names = self.directory().map(|directory| system.list(directory));
         let names = names.transpose()?.unwrap_or_default().into_iter();
-        let uids = names.filter_map(|name| file::uid_of(&name));
+        let uids = names.filter_map(|name| pool_of_file(&name));
         let counts = |uid: &Uid| !self.is_shared || uid.as_str().parse::<Uuid>().is_ok();
         Ok(uids.filter(counts).collect())
     }

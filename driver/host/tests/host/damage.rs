@@ -9,7 +9,8 @@ use std::{
 };
 
 use cistern_host::{
-    Checking, Engine, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
+    Checking, Engine, Image, ImageRequest, Pool, SourceImage, StageRequest, UNSTOPPED, image,
+    mounting,
 };
 use cistern_types::{Bytes, ExtentLimits, FilesystemType, Provisioning};
 use rustix::fs::ioctl_ficlone;
@@ -18,7 +19,6 @@ use crate::{
     harness::{
         Machine, Volume, image_path, must, open_new, released, request as request_of, run, unstage,
     },
-    logical::UNSEEN,
     scenario::Volumes as _,
 };
 
@@ -210,7 +210,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
             Provisioning::Thin,
         )
     };
-    let error = used.pool.create(&copy, Checking::Later, UNSEEN);
+    let error = used.pool.create(&copy, Checking::Later, UNSTOPPED);
     let error = error.unwrap_err();
     assert!(matches!(error, image::Error::CheckNeeded { .. }), "{error}");
     must(used.pool.new_image(&copy));

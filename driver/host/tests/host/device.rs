@@ -18,6 +18,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{Mode, OFlags};
 
 pub(crate) const SIZE: u64 = 320 << 20;
+/// Length of what labels a disk as one of a volume group, with the metadata of the group.
+const LABEL: usize = 1 << 20;
 
 /// A disk of a test: a loop device over a file. It is detached when this is dropped, also if the test is
 /// killed, and when its last mount ends.
@@ -106,9 +108,17 @@ impl Disk {
         assert!(self.is_blank());
     }
 
+    /// Reads what labels the disk as one of a volume group.
+    pub(crate) fn label(&self) -> Vec<u8> {
+        let mut label = vec![0; LABEL];
+        let disk = fs::File::open(&self.device).unwrap();
+        disk.read_exact_at(&mut label, 0).unwrap();
+        label
+    }
+
     /// Overwrites what labels the disk as one of a volume group.
     pub(crate) fn clear_label(&self) {
-        self.write(0, &vec![0; 1 << 20]);
+        self.write(0, &vec![0; LABEL]);
     }
 
     fn partition(&self, script: &str) {

@@ -104,7 +104,7 @@ fn a_pool_in_a_directory_is_found_after_a_reboot_grows_and_is_removed() {
                 .with_extension("img")
                 .exists()
     );
-    let inventory = must(root.inventory());
+    let inventory = must(root.inventory(&[]));
     assert_eq!(inventory.loops.len(), 1);
     assert!(inventory.pools[0].has_file && inventory.strays.is_empty());
     drop(pool);

@@ -71,6 +71,12 @@ pub(crate) fn encrypted(
     }
 }
 
+/// A thin volume that is not staged yet.
+fn thin(machine: &Machine, pool: &Pool, name: &str, filesystem: FilesystemType) -> Image {
+    let wanted = encrypted(machine, name, filesystem, Provisioning::Thin);
+    must(pool.new_image(&wanted))
+}
+
 pub(crate) fn raw(machine: &Machine) -> ImageRequest {
     ImageRequest {
         size: Bytes::mib(32),
@@ -264,8 +270,7 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
     for filesystem in FilesystemType::ALL {
         let machine = Machine::new();
         let pool = open_new(&machine);
-        let source =
-            must(pool.new_image(&encrypted(&machine, "a", filesystem, Provisioning::Thin)));
+        let source = thin(&machine, &pool, "a", filesystem);
         let (live, first) = (machine.staging("live"), keys(b'a'));
         must(stage(&pool, &source, &first, &live));
         fs::write(live.join("file"), CANARY).unwrap();
@@ -337,12 +342,7 @@ fn clones_of_an_encrypted_volume_are_mounted_beside_it_with_a_key_of_their_own()
 fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_it_is_staged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.new_image(&encrypted(
-        &machine,
-        "a",
-        FilesystemType::Xfs,
-        Provisioning::Thin,
-    )));
+    let image = thin(&machine, &pool, "a", FilesystemType::Xfs);
     let (staging, mine) = (machine.staging("a"), keys(b'a'));
     let (others, next) = (keys(b'b'), rotated(b'b', b'a'));
     must(stage(&pool, &image, &mine, &staging));
@@ -388,12 +388,7 @@ fn an_encrypted_volume_grows_while_it_is_used_if_its_key_is_there_and_else_when_
 fn the_mapping_that_an_interrupted_stage_has_left_is_removed_and_one_in_use_is_not() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let image = must(pool.new_image(&encrypted(
-        &machine,
-        "a",
-        FilesystemType::Ext4,
-        Provisioning::Thin,
-    )));
+    let image = thin(&machine, &pool, "a", FilesystemType::Ext4);
     let staging = machine.staging("a");
     must(stage(&pool, &image, &keys(b'a'), &staging));
     must(machine.root().detach_idle(&image.uid));
@@ -427,7 +422,7 @@ fn a_thick_encrypted_volume_is_allocated_in_full_once_it_is_complete() {
     assert!(allocated(&image_path(&machine, &image.uid)) <= 4096);
     let staging = machine.staging("a");
     must(stage(&pool, &image, &keys(b'a'), &staging));
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&image_path(&machine, &image.uid)) >= image.file_size().0);
     unstage(&machine, &image.uid, &staging);
 }
@@ -442,12 +437,7 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
         Err(Error::Image(image::Error::EncryptionConflict { why, .. })) => why,
         result => panic!("{result:?}"),
     };
-    let image = must(pool.new_image(&encrypted(
-        &machine,
-        "a",
-        FilesystemType::Ext4,
-        Provisioning::Thin,
-    )));
+    let image = thin(&machine, &pool, "a", FilesystemType::Ext4);
     let path = image_path(&machine, &image.uid);
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(CANARY, Bytes::mib(100).0).unwrap();
@@ -455,12 +445,7 @@ fn an_image_with_data_or_without_a_header_is_neither_formatted_nor_opened() {
     assert_eq!(conflict(&image), HeaderConflict::NotBlank);
     assert!(has_canary(&machine, &image));
 
-    let other = must(pool.new_image(&encrypted(
-        &machine,
-        "b",
-        FilesystemType::Ext4,
-        Provisioning::Thin,
-    )));
+    let other = thin(&machine, &pool, "b", FilesystemType::Ext4);
     must(stage(&pool, &other, &mine, &staging));
     unstage(&machine, &other.uid, &staging);
     let file = fs::OpenOptions::new()

@@ -199,7 +199,7 @@ fn a_closing_volume_does_not_grow_and_is_neither_reallocated_nor_removed() {
     must(pool.begin_closing(&image.uid, &the_move()));
 
     is_moving(pool.grow_image(&image.uid, Bytes::mib(80)));
-    is_moving(pool.reallocate(&image.uid));
+    is_moving(pool.allocate_all(&image.uid));
     is_moving(pool.provision(&image.uid, Provisioning::Thin));
     is_moving(pool.remove_image(&image.uid));
     is_moving(pool.discard(&image.uid, chrono::DateTime::UNIX_EPOCH));
@@ -208,7 +208,7 @@ fn a_closing_volume_does_not_grow_and_is_neither_reallocated_nor_removed() {
     assert_eq!(must(pool.grow_image(&image.uid, SIZE)).size, SIZE);
 
     must(pool.reopen(&image.uid, &the_move()));
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&path) >= SIZE.0);
 }
 

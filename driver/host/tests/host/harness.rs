@@ -190,14 +190,14 @@ impl Machine {
     }
 
     pub(crate) fn inventory(&self) -> Inventory {
-        self.root().inventory().unwrap()
+        self.root().inventory(&[]).unwrap()
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
         // The device of a raw block volume outlives the namespace.
-        let loops = self.root().inventory().map(|all| all.loops);
+        let loops = self.root().inventory(&[]).map(|all| all.loops);
         for bound in loops.unwrap_or_default() {
             let file = bound.backing_file.to_string_lossy();
             if ["/images/", "/closed/"]

@@ -133,7 +133,7 @@ fn a_volume_that_needs_much_at_once_gets_what_overwrites_after_a_snapshot_have_p
     assert_eq!(must(pool.shortfall(&thin.uid)), Bytes::ZERO);
     preallocate(1);
     must(pool.provision(&thin.uid, Provisioning::Thick));
-    must(pool.reallocate(&thin.uid));
+    must(pool.allocate_all(&thin.uid));
     must(pool.remove_image(&thin.uid));
 
     preallocate(2);

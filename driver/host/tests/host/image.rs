@@ -13,7 +13,7 @@ use std::{
 };
 
 use cistern_host::{
-    BlockStageRequest, Cause, Content, Engine, Image, ImageRequest, Pool, Uid,
+    BlockStageRequest, Cause, Content, Image, ImageRequest, Pool, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
@@ -150,7 +150,7 @@ fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
         );
         // XFS goes on trimming for a moment when fstrim has ended.
         eventually("the full image", || {
-            must(pool.reallocate(&image.uid));
+            must(pool.allocate_all(&image.uid));
             allocated(&path) >= request.size.0
         });
         run("fstrim", &[staging.to_str().unwrap()]);
@@ -182,7 +182,7 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
         ControlFlow::Continue(())
     };
     must(pool.provision(&image.uid, Provisioning::Thick));
-    assert!(must(Engine::reallocate(&pool, &image.uid, &progress)));
+    assert!(must(pool.reallocate(&image.uid, &progress)));
     let reached = reached.into_inner();
     let percentages: Vec<u8> = reached.iter().map(|(percent, _)| *percent).collect();
     assert!(percentages.is_sorted(), "{percentages:?}");
@@ -199,7 +199,7 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
         run("fstrim", &[staging.to_str().unwrap()]);
         allocated(&path) < size.0 - missing.0 / 2
     });
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&path) < size.0, "a thin volume was reallocated");
     assert_eq!(fs::read(staging.join("file")).unwrap(), b"kept");
     unstage(&machine, &image.uid, &staging);
@@ -215,14 +215,14 @@ fn the_bytes_that_a_pool_lacks_for_a_thick_volume_are_known_before_it_becomes_th
     let lacking = must(pool.shortfall(&image.uid));
     assert!(lacking > Bytes::ZERO && lacking <= missing, "{lacking}");
     must(pool.provision(&image.uid, Provisioning::Thick));
-    let error = pool.reallocate(&image.uid).unwrap_err();
+    let error = pool.allocate_all(&image.uid).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     fs::remove_file(neighbour).unwrap();
     eventually("the pool to have the space again", || {
         must(pool.shortfall(&image.uid)) == Bytes::ZERO
     });
     must(pool.provision(&image.uid, Provisioning::Thick));
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
 }
 
 /// A thick raw block volume of which every other block was discarded, and what is still allocated to it.
@@ -260,7 +260,7 @@ fn an_allocation_that_is_stopped_ends_between_two_holes_and_the_next_one_goes_on
             ControlFlow::Break(())
         }
     };
-    assert!(!must(Engine::reallocate(&pool, &image.uid, &stop)));
+    assert!(!must(pool.reallocate(&image.uid, &stop)));
     assert_eq!(filled.get(), 10);
     let some = allocated(&path);
     assert!(
@@ -269,10 +269,10 @@ fn an_allocation_that_is_stopped_ends_between_two_holes_and_the_next_one_goes_on
     );
     // What has become thin meanwhile is allocated no further.
     must(pool.provision(&image.uid, Provisioning::Thin));
-    assert!(must(Engine::reallocate(&pool, &image.uid, &stop)));
+    assert!(must(pool.reallocate(&image.uid, &stop)));
     assert_eq!((filled.get(), allocated(&path)), (10, some));
     must(pool.provision(&image.uid, Provisioning::Thick));
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&path) >= image.size.0);
 }
 
@@ -294,11 +294,11 @@ fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
     };
     let (_, counting) = opened(u64::MAX);
     let (failing, _) = opened(counting.calls() + 24);
-    assert!(failing.reallocate(&image.uid).is_err());
+    assert!(failing.allocate_all(&image.uid).is_err());
     let some = allocated(&path);
     assert!(half < some && some < image.size.0, "{half} became {some}");
 
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&path) >= image.size.0);
 }
 
@@ -399,7 +399,7 @@ fn a_stage_that_allocates_for_too_long_ends_and_says_that_blocks_are_left() {
     let some = allocated(&path);
     assert!(half < some && some < image.size.0, "{half} became {some}");
     unstage(&machine, &image.uid, &staging);
-    must(pool.reallocate(&image.uid));
+    must(pool.allocate_all(&image.uid));
     assert!(allocated(&path) >= image.size.0);
     assert!(stage());
     unstage(&machine, &image.uid, &staging);

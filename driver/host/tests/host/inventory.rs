@@ -2,9 +2,25 @@
 
 use std::{fs, sync::Arc};
 
-use cistern_host::{Expectation, Root, pool::Error};
+use cistern_host::{Expectation, Pool, Root, pool::Error};
 
 use crate::harness::{Machine, POOL_SIZE, image_pool, known, must, open_new};
+
+/// Compares the foreign files of a pool, each by its name and its size, and those in the inventory.
+#[track_caller]
+fn has_strays(machine: &Machine, pool: &Pool, expected: &[(&str, Option<u64>)]) {
+    let top = pool.path();
+    let strays = must(pool.strays(&[], &[]));
+    let found: Vec<_> = strays
+        .iter()
+        .map(|stray| {
+            let name = stray.path.strip_prefix(&top).unwrap().to_str().unwrap();
+            (name, stray.size.map(|size| size.0))
+        })
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(machine.inventory().pools[0].strays, strays);
+}
 
 #[test]
 fn r06_loop_devices_of_a_neighbour_are_ignored_whatever_their_path() {
@@ -19,7 +35,7 @@ fn r06_loop_devices_of_a_neighbour_are_ignored_whatever_their_path() {
             .open_pool(&image_pool(POOL_SIZE), Expectation::New)
             .unwrap(),
     );
-    let (ours, theirs) = (machine.inventory(), neighbour.inventory().unwrap());
+    let (ours, theirs) = (machine.inventory(), neighbour.inventory(&[]).unwrap());
     assert_eq!((ours.loops.len(), theirs.loops.len()), (1, 1));
     assert_ne!(ours.loops, theirs.loops);
     assert_eq!((ours.mounts.len(), theirs.mounts.len()), (1, 1));
@@ -46,25 +62,17 @@ fn foreign_files_are_found_with_their_size_and_delay_no_inventory_of_the_pool() 
     rustix::fs::mknodat(rustix::fs::CWD, images.join("pipe"), pipe, mode, 0).unwrap();
 
     assert_eq!(must(pool.images()), []);
-    let strays = must(pool.strays(&[], &[]));
-    let found: Vec<_> = strays
-        .iter()
-        .map(|stray| {
-            let name = stray.path.strip_prefix(&top).unwrap().to_str().unwrap();
-            (name, stray.size.map(|size| size.0))
-        })
-        .collect();
-    assert_eq!(
-        found,
-        [
+    has_strays(
+        &machine,
+        &pool,
+        &[
             ("core", Some(5 << 20)),
             ("images/folder", None),
             ("images/link", Some(0)),
             ("images/notes.txt", Some(4096)),
             ("images/pipe", Some(0)),
-        ]
+        ],
     );
-    assert_eq!(machine.inventory().pools[0].strays, strays);
 
     // The pool is not removed while it contains a foreign file.
     let declaration = image_pool(POOL_SIZE);
@@ -99,24 +107,16 @@ fn foreign_entries_among_unfinished_images_and_copies_are_found_and_kept() {
     assert_eq!(found.incoming, []);
 
     assert_eq!(must(pool.sweep()), 1);
-    let strays = must(pool.strays(&[], &[]));
-    let found: Vec<_> = strays
-        .iter()
-        .map(|stray| {
-            let name = stray.path.strip_prefix(&top).unwrap().to_str().unwrap();
-            (name, stray.size.map(|size| size.0))
-        })
-        .collect();
-    assert_eq!(
-        found,
-        [
+    has_strays(
+        &machine,
+        &pool,
+        &[
             ("tmp/folder", None),
             ("tmp/link", Some(0)),
             ("tmp/notes.txt", Some(4096)),
             ("incoming/notes.txt", Some(4096)),
-        ]
+        ],
     );
-    assert_eq!(machine.inventory().pools[0].strays, strays);
 
     // The pool is not removed while it contains them.
     let (declaration, expectation) = (image_pool(POOL_SIZE), known(&pool));

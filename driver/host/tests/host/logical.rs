@@ -15,7 +15,7 @@ use std::{
 
 use cistern_host::{
     BlockStageRequest, EncryptionState, Engine, Expectation, Image, ImageRequest, Root, Stoppable,
-    Uid, Uuid,
+    UNSTOPPED, Uid, Uuid,
     encryption::HeaderConflict,
     image::{Content, Error},
     inventory::LogicalInventory,
@@ -189,8 +189,6 @@ fn reads_zero(file: &File, size: Bytes) {
     }
 }
 
-pub(crate) const UNSEEN: Stoppable<'static> = &|_| ControlFlow::Continue(());
-
 /// Both parts of a growth.
 pub(crate) trait Grow {
     fn grow(&self, uid: &Uid, size: Bytes, progress: Stoppable<'_>) -> Result<Image, Error>;
@@ -215,12 +213,12 @@ fn a_volume_of_a_group_has_what_was_requested_and_is_found_again() {
         block(&machine, "raw"),
     ];
     for request in &requests {
-        let made = must(pool.create(request, UNSEEN));
+        let made = must(pool.create(request, UNSTOPPED));
         // A whole number of extents of 4 MiB.
         assert!(
             made.size >= request.size && made.size < request.size.saturating_add(Bytes::mib(4))
         );
-        assert_eq!(must(pool.create(request, UNSEEN)), made);
+        assert_eq!(must(pool.create(request, UNSTOPPED)), made);
         let content = made.identity.unwrap().content;
         assert_eq!(content.filesystem(), request.filesystem);
         if let Content::Filesystem { uuid, .. } = content {
@@ -240,7 +238,7 @@ fn a_volume_of_a_group_has_what_was_requested_and_is_found_again() {
         volume: "pvc-other".to_owned(),
         ..requests[0].clone()
     };
-    let error = again.create(&other, UNSEEN).unwrap_err();
+    let error = again.create(&other, UNSTOPPED).unwrap_err();
     assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
     let before = must(again.statistics());
     for request in &requests {
@@ -264,13 +262,13 @@ fn a_volume_of_a_group_has_the_sectors_of_the_disks() {
         });
         let pool = group.pool(&machine);
         let request = block(&machine, "raw");
-        let made = must(pool.create(&request, UNSEEN));
+        let made = must(pool.create(&request, UNSTOPPED));
         assert_eq!(made.sector_size.to_string(), sectors);
         let device = must(pool.open_volume(&request.uid)).0.number();
         let path = format!("/dev/dm-{}", device.minor);
         assert_eq!(run("blockdev", &["--getss", &path]).trim(), sectors);
         let groups = [(claim().uid, Some(group.name.clone()))];
-        let found = must(machine.root().inventory_with(&groups));
+        let found = must(machine.root().inventory(&groups));
         assert_eq!(found.pools[0].images, [made]);
     }
 }
@@ -288,8 +286,8 @@ fn the_inventory_has_the_devices_and_mounts_of_the_volumes_of_a_group() {
         ..volume(&machine, "ext4", Some(FilesystemType::Ext4))
     };
     let raw = block(&machine, "raw");
-    let image = must(pool.create(&files, UNSEEN));
-    let size = must(pool.create(&raw, UNSEEN)).size;
+    let image = must(pool.create(&files, UNSTOPPED));
+    let size = must(pool.create(&raw, UNSTOPPED)).size;
     let (at, raw_at) = (machine.staging("files"), machine.staging("raw"));
     must(engine.stage(&Volume::new(&image).stage(&at)));
     must(engine.stage_block(&BlockStageRequest {
@@ -304,7 +302,7 @@ fn the_inventory_has_the_devices_and_mounts_of_the_volumes_of_a_group() {
         image: request.uid.clone(),
         is_mapped: false,
     });
-    let look = || must(machine.root().inventory_with(&groups));
+    let look = || must(machine.root().inventory(&groups));
     let found = look();
     let logical = &found.pools[0].logical;
     assert!(
@@ -372,7 +370,7 @@ fn logical_volumes_of_others_are_counted_and_never_touched() {
     assert_eq!(must(pool.volumes()), []);
     assert_eq!(must(pool.sweep()), 0);
     must(pool.remove(&request.uid));
-    pool.create(&request, UNSEEN).unwrap_err();
+    pool.create(&request, UNSTOPPED).unwrap_err();
     assert_eq!(group.names(), names);
     assert_eq!(must(pool.statistics()), before);
 }
@@ -384,7 +382,7 @@ fn a_volume_in_use_is_not_removed_and_the_error_names_its_device() {
     let group = Group::new(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "used");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let used = open(&pool, &request);
     for _ in 0..2 {
         let error = pool.remove(&request.uid).unwrap_err();
@@ -409,29 +407,29 @@ fn a_volume_grows_where_nothing_of_the_disks_can_be_read_and_a_full_group_says_s
         block(&machine, "raw"),
     );
     files.size = Bytes::mib(300);
-    must(pool.create(&files, UNSEEN));
-    must(pool.create(&raw, UNSEEN));
-    let grown = must(pool.grow(&files.uid, Bytes::mib(340), UNSEEN));
+    must(pool.create(&files, UNSTOPPED));
+    must(pool.create(&raw, UNSTOPPED));
+    let grown = must(pool.grow(&files.uid, Bytes::mib(340), UNSTOPPED));
     assert_eq!(grown.size, Bytes::mib(340));
     assert_eq!(
-        must(pool.grow(&files.uid, Bytes::mib(300), UNSEEN)).size,
+        must(pool.grow(&files.uid, Bytes::mib(300), UNSTOPPED)).size,
         Bytes::mib(340)
     );
-    let error = pool.grow(&raw.uid, Bytes::gib(2), UNSEEN).unwrap_err();
+    let error = pool.grow(&raw.uid, Bytes::gib(2), UNSTOPPED).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
-    let error = pool.grow(&files.uid, Bytes::gib(2), UNSEEN).unwrap_err();
+    let error = pool.grow(&files.uid, Bytes::gib(2), UNSTOPPED).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     let large = ImageRequest {
         size: Bytes::gib(2),
         ..block(&machine, "large")
     };
-    let error = pool.create(&large, UNSEEN).unwrap_err();
+    let error = pool.create(&large, UNSTOPPED).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     let thin = ImageRequest {
         provisioning: Provisioning::Thin,
         ..block(&machine, "thin")
     };
-    let error = pool.create(&thin, UNSEEN).unwrap_err();
+    let error = pool.create(&thin, UNSTOPPED).unwrap_err();
     assert!(error.to_string().contains("thin volumes"), "{error}");
     assert_eq!(must(pool.volumes()).len(), 2);
     assert_eq!(group.names().len(), 2);
@@ -444,7 +442,7 @@ fn a_raw_block_volume_grows_by_zeros_whatever_the_disks_had() {
     let group = Group::new(&machine, 2);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     // The free extents are in several pieces.
     let others: Vec<String> = (0..8).map(|index| format!("other-{index}")).collect();
     for name in &others {
@@ -457,7 +455,7 @@ fn a_raw_block_volume_grows_by_zeros_whatever_the_disks_had() {
     }
     let free = must(pool.statistics()).available;
     let all = request.size.saturating_add(free);
-    let grown = must(pool.grow(&request.uid, all, UNSEEN));
+    let grown = must(pool.grow(&request.uid, all, UNSTOPPED));
     assert_eq!(must(pool.statistics()).available, Bytes::ZERO);
     reads_zero(&open(&pool, &request), grown.size);
     let name = format!("{}/cistern-{}", group.name, request.uid);
@@ -474,14 +472,14 @@ fn r15_an_error_at_any_call_that_grows_a_raw_block_volume_shows_no_byte_of_the_d
     let (system, faulty) = machine.faulty();
     let faulty = must(group.open_by(&faulty, Expectation::Made));
     let request = block(&machine, "raw");
-    let mut size = must(pool.create(&request, UNSEEN)).size;
+    let mut size = must(pool.create(&request, UNSTOPPED)).size;
     for at in sampled(3, 400) {
         size = size.saturating_add(Bytes::mib(4));
         system.fail_in(at);
-        let grown = faulty.grow(&request.uid, size, UNSEEN);
+        let grown = faulty.grow(&request.uid, size, UNSTOPPED);
         let is_over = !system.has_failed();
         assert!(!is_over || grown.is_ok(), "{grown:?}");
-        assert_eq!(must(pool.grow(&request.uid, size, UNSEEN)).size, size);
+        assert_eq!(must(pool.grow(&request.uid, size, UNSTOPPED)).size, size);
         must(pool.sweep());
         assert_eq!(group.names().len(), 1);
         let device = open(&pool, &request);
@@ -593,7 +591,7 @@ fn a_group_follows_its_pool_to_a_restored_cluster_and_by_a_grant_to_another_node
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "kept");
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     let known = Expectation::Known {
         filesystem_uuid: pool.pool_uuid(),
     };
@@ -658,13 +656,13 @@ fn r15_an_error_at_any_call_that_makes_or_removes_a_logical_volume_is_recovered_
     let faulty = must(group.open_by(&faulty, Expectation::Made));
     for at in sampled(3, 200) {
         system.fail_in(at);
-        let made = faulty.create(&request, UNSEEN);
+        let made = faulty.create(&request, UNSTOPPED);
         let is_over = !system.has_failed();
         assert!(!is_over || made.is_ok(), "{made:?}");
         // What is not whole is removed, or continued.
         let swept = if at % 2 == 0 { must(pool.sweep()) } else { 0 };
         assert!(swept <= 1);
-        let made = must(pool.create(&request, UNSEEN));
+        let made = must(pool.create(&request, UNSTOPPED));
         reads_zero(&open(&pool, &request), made.size);
         assert_eq!(group.names().len(), 1);
         system.fail_in(if is_over { u64::MAX / 2 } else { at });
@@ -705,7 +703,7 @@ fn r02_an_error_at_any_call_of_a_first_stage_formats_nothing_twice() {
         open(&pool, &request).read_exact_at(&mut bytes, 0).unwrap();
         bytes
     };
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     assert_eq!(made.encryption(), Some(EncryptionState::Unformatted));
     assert_eq!(made.size, request.size);
     for at in sampled(4, 200) {
@@ -748,7 +746,7 @@ fn an_encrypted_volume_that_was_written_to_before_its_first_stage_is_not_formatt
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let (request, keys) = (encrypted(&machine, "secret"), keys(b'k'));
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let device = open(&pool, &request);
     device.write_all_at(b"data", 8 << 20).unwrap();
     device.sync_all().unwrap();
@@ -778,7 +776,7 @@ fn a_volume_that_is_not_active_is_activated_when_it_is_used() {
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "kept");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     open(&pool, &request).write_all_at(b"data", 0).unwrap();
     // As after a reboot: the host does not activate the volumes of Cistern.
     let name = format!("{}/cistern-{}", group.name, request.uid);
@@ -796,7 +794,7 @@ fn a_volume_that_came_with_another_group_is_not_removed() {
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "merged");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let tag = |uuid| format!("cistern.poolUuid={uuid}");
     let name = format!("{}/cistern-{}", group.name, request.uid);
     let (own, other) = (tag(pool.pool_uuid()), tag(Uuid::new_v4()));
@@ -832,7 +830,7 @@ fn a_group_in_a_raw_block_volume_is_not_seen() {
     assert!(must(pool.statistics()).size > Bytes::mib(300));
     // The device of a volume that is published: a logical volume, and kubelet's loop device over its node.
     let raw = block(&machine, "published");
-    must(pool.create(&raw, UNSEEN));
+    must(pool.create(&raw, UNSTOPPED));
     let number = must(pool.open_volume(&raw.uid)).0.number();
     let node = machine.path("kubelet/volumeDevices");
     fs::write(&node, "").unwrap();

@@ -172,7 +172,7 @@ fn the_closed_volume_is_copied_over_the_last_point_and_owns_its_blocks() {
         let (pool, other) = (open_new(&machine), open_target(&machine));
         let image = volume(&machine, &pool, "a");
         must(pool.provision(&image.uid, provisioning));
-        must(pool.reallocate(&image.uid));
+        must(pool.allocate_all(&image.uid));
         let taken = snapshot(&machine, &pool, &image, "s");
         copy_pass((&pool, &other), &image.uid, &taken, None);
         change(&machine, &image);

@@ -167,7 +167,7 @@ fn a_thick_volume_has_all_of_its_blocks_after_the_adoption() {
     write(&machine, &original, &raw);
     must(adopt(&pool, &raw, None));
     must(pool.provision(&raw.uid, Provisioning::Thick));
-    must(pool.reallocate(&raw.uid));
+    must(pool.allocate_all(&raw.uid));
     assert!(allocated(&image_path(&machine, &raw.uid)) >= SIZE.0);
 }
 

@@ -635,7 +635,7 @@ fn stage_with(
 
 fn make_thick(pool: &Pool) -> Result<(), cistern_host::image::Error> {
     pool.provision(&volume().uid, Provisioning::Thick)?;
-    pool.reallocate(&volume().uid)
+    pool.allocate_all(&volume().uid)
 }
 
 /// Makes the volume thin, and frees blocks as a discard inside the volume does.

@@ -356,7 +356,7 @@ fn a_snapshot_is_never_attached_grown_or_allocated_and_only_root_reads_it() {
     // A volume with the snapshot's UID is a conflict as well.
     let uid = taken.uid.clone();
     conflicts(pool.new_image(&ImageRequest { uid, ..thick }));
-    must(pool.reallocate(&taken.uid));
+    must(pool.allocate_all(&taken.uid));
     assert!(
         allocated(&path) < taken.size.0 / 2,
         "the snapshot was allocated"

@@ -80,7 +80,8 @@ impl Admission {
         let (kind, on_disk) = match adopted {
             Some(image) => (ReservationKind::Adopted, image.size),
             None if pool.spec.cordoned
-                && let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) =>
+                && let Some(why) =
+                    self.closed_to_volumes(pool, &self.desired.assigned_to(&pool.spec.name)) =>
             {
                 return Err(Explanation::new(why.reason(), why.to_string()));
             }
@@ -133,7 +134,9 @@ impl Admission {
             ReplicaPurpose::Incoming => {
                 if let Some(held) = replica.reserved() {
                     ReservationKind::Growth { held }
-                } else if let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) {
+                } else if let Some(why) =
+                    self.closed_to_volumes(pool, &self.desired.assigned_to(&pool.spec.name))
+                {
                     return Err(Explanation::new(why.reason(), why.to_string()));
                 } else {
                     ReservationKind::New
@@ -153,7 +156,7 @@ impl Admission {
 
     /// Why a pool takes no new volumes, snapshots and growths; None if it takes them.
     pub fn closed(&self, pool: &PoolState) -> Option<Closed> {
-        self.closed_with(pool, &self.assigned_to(pool))
+        self.closed_with(pool, &self.desired.assigned_to(&pool.spec.name))
     }
 
     /// Why a pool with these objects takes no new volumes; None if it takes them.
@@ -164,11 +167,6 @@ impl Admission {
     ) -> Option<Closed> {
         let closed = self.closed_with(pool, assigned);
         closed.or_else(|| pool.spec.cordoned.then_some(Closed::Cordoned))
-    }
-
-    fn assigned_to(&self, pool: &PoolState) -> AssignedObjects {
-        let assigned = self.desired.by_pool().remove(&pool.spec.name);
-        assigned.unwrap_or_default()
     }
 
     /// As [`Self::closed`], for the objects of the pool.

@@ -142,6 +142,11 @@ impl Desired {
         all
     }
 
+    /// The readable volumes, snapshots and replicas of a pool.
+    pub fn assigned_to(&self, pool: &str) -> AssignedObjects {
+        self.by_pool().remove(pool).unwrap_or_default()
+    }
+
     /// Kind and name of an object that cannot be read, if there is one. It may hold an unknown
     /// number of bytes in any pool.
     pub fn unreadable(&self) -> Option<String> {

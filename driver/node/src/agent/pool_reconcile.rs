@@ -174,7 +174,7 @@ async fn reconcile_pool(
 /// Enqueues the objects of a pool that has become usable or unusable, or whose limits of I/O have changed. They are read after
 /// that: an object that arrived while the pool was being opened was refused, and nothing else would reconcile it again.
 fn enqueue_all(agent: &Agent, pool: &str) {
-    let assigned = agent.desired.by_pool().remove(pool).unwrap_or_default();
+    let assigned = agent.desired.assigned_to(pool);
     for object in &assigned.volumes {
         agent.work.volumes.enqueue(&name(object));
     }

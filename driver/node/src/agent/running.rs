@@ -30,10 +30,7 @@ impl<P: Clone> Running<P> {
     /// Begins work on a volume.
     pub fn begin(&self, volume: &str, progress: P) -> RunningWork<P> {
         self.0.lock().insert(volume.to_owned(), progress);
-        RunningWork {
-            entries: Arc::clone(&self.0),
-            volume: volume.to_owned(),
-        }
+        self.work(volume)
     }
 
     /// Begins work on a volume; None while other work on it runs.
@@ -42,10 +39,14 @@ impl<P: Clone> Running<P> {
             Entry::Occupied(_) => return None,
             Entry::Vacant(free) => _ = free.insert(progress),
         }
-        Some(RunningWork {
+        Some(self.work(volume))
+    }
+
+    fn work(&self, volume: &str) -> RunningWork<P> {
+        RunningWork {
             entries: Arc::clone(&self.0),
             volume: volume.to_owned(),
-        })
+        }
     }
 
     /// Changes the progress of the work on a volume. Does nothing if none runs.

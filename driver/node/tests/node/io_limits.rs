@@ -102,6 +102,20 @@ impl Dirty {
         let written = PODS.statistic(&device, "wbytes") - written;
         assert!(written < EACH.0, "{written} bytes are written already");
     }
+
+    /// Unstages the volume as one with these limits, before the timeout of kubelet.
+    #[track_caller]
+    fn is_unstaged_in_time(&self, limits: Option<LimitedVolume>) {
+        let (root, device) = (self.machine.root(), self.device());
+        let (io, staging) = (self.io.clone(), self.staging.clone());
+        let unstaged = mounting::unstage("pvc-a", (), root, io, limits, staging);
+        // A runtime of its own, because threads of an earlier one do not see the mounts of this machine.
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        // Unfinished is the error of an unmount that takes longer.
+        must(runtime.block_on(unstaged));
+        released(&self.machine, self.image());
+        assert!(!self.is_limited(&device), "{}", PODS.io_max());
+    }
 }
 
 #[test]
@@ -142,15 +156,7 @@ fn a_filesystem_consistent_snapshot_of_a_limited_dirty_volume_keeps_its_deadline
 fn an_unmount_of_a_limited_dirty_volume_ends_before_the_timeout_of_kubelet() {
     for filesystem in FilesystemType::ALL {
         let volume = Dirty::new(filesystem, 65 << 10);
-        let (root, device) = (volume.machine.root(), volume.device());
-        let (io, limits) = (volume.io.clone(), Some(volume.volume.clone()));
-        let unstaged = mounting::unstage("pvc-a", (), root, io, limits, volume.staging.clone());
-        // A runtime of its own, because threads of an earlier one do not see the mounts of this machine.
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        // Unfinished is the error of an unmount that takes longer.
-        must(runtime.block_on(unstaged));
-        released(&volume.machine, volume.image());
-        assert!(!volume.is_limited(&device), "{}", PODS.io_max());
+        volume.is_unstaged_in_time(Some(volume.volume.clone()));
     }
 }
 
@@ -159,16 +165,10 @@ fn an_unmount_of_a_limited_dirty_volume_ends_before_the_timeout_of_kubelet() {
 fn a_volume_that_should_have_no_limit_any_more_or_whose_object_is_gone_is_unmounted_in_time() {
     for (limit, is_known) in [(66 << 10, true), (67 << 10, false)] {
         let volume = Dirty::new(FilesystemType::Ext4, limit);
-        let (root, device) = (volume.machine.root(), volume.device());
         let unlimited = LimitedVolume {
             limits: IoLimits::NONE,
             ..volume.volume.clone()
         };
-        let (io, limits) = (volume.io.clone(), is_known.then_some(unlimited));
-        let unstaged = mounting::unstage("pvc-a", (), root, io, limits, volume.staging.clone());
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        must(runtime.block_on(unstaged));
-        released(&volume.machine, volume.image());
-        assert!(!volume.is_limited(&device), "{}", PODS.io_max());
+        volume.is_unstaged_in_time(is_known.then_some(unlimited));
     }
 }

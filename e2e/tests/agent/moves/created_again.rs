@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use tonic::Code;
 
-use super::{COPIED, MOVE, Moving};
+use super::{COPIED, MOVE, Moving, has_files};
 use crate::{
     SOON, has_condition,
     node_service::{KubeletVolume, text},
@@ -19,22 +19,26 @@ use crate::{
 /// Size of the volumes.
 const SIZE: Bytes = Bytes::mib(320);
 
+impl Moving {
+    /// Deletes the object of the volume by force, and creates it again with this spec.
+    async fn create_again(&self, spec: PoolVolumeSpec) {
+        let name = self.name();
+        self.source.force_delete(&name).await;
+        self.source.create(&PoolVolume::desired(&name, spec)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_closed_volume_that_is_created_again_with_its_target_is_not_staged() {
     let moving = Moving::new("closed-again", |_| {}).await;
     let (source, target, name) = (&moving.source, &moving.target, moving.name());
-    let mounted = stage(source, &moving.volume, "before").await;
-    write(source, &mounted, "data", 5).await;
-    let checksums = sums(source, &mounted).await;
-    unstage(source, &moving.volume, "before").await;
+    let checksums = moving.written().await;
     let (retained, incoming) = moving.declare().await;
     moving.fenced(FenceState::Closed).await;
     moving.copy(&incoming).await;
 
     let closed = moving.get().await;
-    source.force_delete(&name).await;
-    let anew = PoolVolume::desired(&name, closed.spec.clone());
-    source.create(&anew).await;
+    moving.create_again(closed.spec.clone()).await;
     // What a pod would write now is not in the copy.
     let kubelet = KubeletVolume::at(source, &closed, "again");
     eventually("the volume to be closed again", SOON, async || {
@@ -51,9 +55,7 @@ async fn a_closed_volume_that_is_created_again_with_its_target_is_not_staged() {
 
     let moved = moving.end(target).await;
     moving.hand_over(&incoming).await;
-    let mounted = stage(target, &moved, "after").await;
-    assert_eq!(sums(target, &mounted).await, checksums);
-    unstage(target, &moved, "after").await;
+    has_files(target, &moved, &checksums).await;
     moving.remove(&retained).await;
     target.remove(&name).await;
     moving.finish().await;
@@ -86,9 +88,7 @@ async fn a_closed_volume_that_is_created_again_while_it_is_sent_is_taken_up_afte
             is_sent.ok_or_else(|| "it is not locked".to_owned())
         })
         .await;
-        source.force_delete(&name).await;
-        let anew = PoolVolume::desired(&name, closed.spec.clone());
-        source.create(&anew).await;
+        moving.create_again(closed.spec.clone()).await;
         let refused = has_condition(ConditionType::Admitted, "False", "Moving");
         source.until(&name, "to be refused", refused).await;
         std::fs::write(&ended, "").unwrap();
@@ -113,10 +113,7 @@ async fn a_closed_volume_that_is_created_again_while_it_is_sent_is_taken_up_afte
 async fn a_volume_that_is_created_again_on_the_node_of_its_copy_has_its_data() {
     let mut moving = Moving::new("created-again", |_| {}).await;
     let (image, name) = (moving.volume.image().unwrap().uid.clone(), moving.name());
-    let mounted = stage(&moving.source, &moving.volume, "before").await;
-    write(&moving.source, &mounted, "data", 5).await;
-    let checksums = sums(&moving.source, &mounted).await;
-    unstage(&moving.source, &moving.volume, "before").await;
+    let checksums = moving.written().await;
     let (retained, incoming) = moving.declare().await;
     moving.fenced(FenceState::Closed).await;
     moving.copy(&incoming).await;
@@ -127,9 +124,7 @@ async fn a_volume_that_is_created_again_on_the_node_of_its_copy_has_its_data() {
     moving
         .patch(json!({"nodeName": to, "epoch": epoch, "target": null}))
         .await;
-    let anew = PoolVolume::desired(&name, moving.get().await.spec);
-    moving.source.force_delete(&name).await;
-    moving.source.create(&anew).await;
+    moving.create_again(moving.get().await.spec).await;
     moving.target.driver.start_node().await;
 
     let (source, target) = (&moving.source, &moving.target);
@@ -140,9 +135,7 @@ async fn a_volume_that_is_created_again_on_the_node_of_its_copy_has_its_data() {
     assert_eq!(status(&adopted).epoch, epoch);
     moving.hand_over(&incoming).await;
     moving.reserves(target, SIZE).await;
-    let mounted = stage(target, &adopted, "after").await;
-    assert_eq!(sums(target, &mounted).await, checksums);
-    unstage(target, &adopted, "after").await;
+    has_files(target, &adopted, &checksums).await;
     moving.remove(&retained).await;
     assert_eq!(moving.files(source, "closed").await, "");
     target.remove(&name).await;
@@ -157,13 +150,7 @@ async fn a_volume_that_is_created_again_for_its_standby_copy_has_the_data_of_tha
     write(&moving.source, &mounted, "data", 5).await;
     let copied = sums(&moving.source, &mounted).await;
     let retained = moving.create_replica(ReplicaPurpose::Retained).await;
-    // A pass is applied to a clone of the copy before it.
-    let room = SIZE.saturating_add(SIZE);
-    let incoming = moving
-        .create_replica_of(ReplicaPurpose::Incoming, room)
-        .await;
-    let first = moving.pass_snapshot(1).await;
-    moving.pass(&incoming, &first, None).await;
+    let (incoming, _) = moving.first_pass().await;
     write(&moving.source, &mounted, "lost", 1).await;
     unstage(&moving.source, &moving.volume, "before").await;
     moving.source.driver.kill_node();
@@ -173,9 +160,7 @@ async fn a_volume_that_is_created_again_for_its_standby_copy_has_the_data_of_tha
         promoted_move_uid: Some(MOVE.to_owned()),
         ..moving.get().await.spec
     };
-    moving.source.force_delete(&name).await;
-    let anew = PoolVolume::desired(&name, spec);
-    moving.source.create(&anew).await;
+    moving.create_again(spec).await;
 
     let target = &moving.target;
     let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
@@ -183,9 +168,7 @@ async fn a_volume_that_is_created_again_for_its_standby_copy_has_the_data_of_tha
     assert_eq!(promoted.image().unwrap().uid, image);
     moving.hand_over(&incoming).await;
     moving.reserves(target, SIZE).await;
-    let mounted = stage(target, &promoted, "after").await;
-    assert_eq!(sums(target, &mounted).await, copied);
-    unstage(target, &promoted, "after").await;
+    has_files(target, &promoted, &copied).await;
     moving.source.driver.start_node().await;
     moving.source.remove_snapshots().await;
     moving.remove(&retained).await;

@@ -7,7 +7,7 @@ use cistern_crds::{
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
-use super::Moving;
+use super::{Moving, has_files};
 use crate::{
     Fixture, SOON,
     snapshots::{stage, sums, unstage, write},
@@ -21,7 +21,7 @@ const ROOM: Bytes = Bytes::mib(640);
 
 impl Moving {
     /// Takes the snapshot of a pass.
-    pub(super) async fn pass_snapshot(&self, number: u32) -> PoolSnapshot {
+    async fn pass_snapshot(&self, number: u32) -> PoolSnapshot {
         let volume = self.get().await;
         let mut desired = self
             .source
@@ -54,7 +54,7 @@ impl Moving {
     }
 
     /// Copies a snapshot over a base. Returns the number of bytes that were sent.
-    pub(super) async fn pass(
+    async fn pass(
         &self,
         incoming: &str,
         snapshot: &PoolSnapshot,
@@ -65,6 +65,14 @@ impl Moving {
         self.until_passed(incoming, snapshot).await;
         self.forbid().await;
         received(&self.target).await - before
+    }
+
+    /// Creates the incoming replica, and copies a first snapshot. Returns the name of the replica, and the snapshot.
+    pub(super) async fn first_pass(&self) -> (String, PoolSnapshot) {
+        let incoming = self.create_replica_of(ReplicaPurpose::Incoming, ROOM).await;
+        let first = self.pass_snapshot(1).await;
+        self.pass(&incoming, &first, None).await;
+        (incoming, first)
     }
 
     /// Copies the closed volume over the last snapshot, and commits the move.
@@ -119,9 +127,7 @@ async fn a_volume_is_copied_while_it_is_used_and_little_is_copied_once_it_is_clo
     assert!((2 << 20..20 << 20).contains(&changed), "{changed}");
     moving.reserves(target, SIZE).await;
     let moved = moving.get().await;
-    let mounted = stage(target, &moved, "after").await;
-    assert_eq!(sums(target, &mounted).await, written);
-    unstage(target, &moved, "after").await;
+    has_files(target, &moved, &written).await;
     source.remove_snapshots().await;
     moving.remove(&retained).await;
     for node in [source, target] {
@@ -187,9 +193,7 @@ async fn a_pass_goes_on_over_its_base_after_each_of_its_nodes_was_killed() {
     moving.arrive(&incoming, &second).await;
     let (source, target) = (&moving.source, &moving.target);
     let moved = moving.get().await;
-    let mounted = stage(target, &moved, "after").await;
-    assert_eq!(sums(target, &mounted).await, written);
-    unstage(target, &moved, "after").await;
+    has_files(target, &moved, &written).await;
     source.remove_snapshots().await;
     moving.remove(&retained).await;
     target.remove(&moved.name_any()).await;
@@ -203,11 +207,7 @@ async fn r12_a_copy_without_its_replica_is_kept_counted_and_reported() {
     let mounted = stage(source, &moving.volume, "before").await;
     write(source, &mounted, "data", 20).await;
     unstage(source, &moving.volume, "before").await;
-    let incoming = moving
-        .create_replica_of(ReplicaPurpose::Incoming, ROOM)
-        .await;
-    let first = moving.pass_snapshot(1).await;
-    moving.pass(&incoming, &first, None).await;
+    let (incoming, _) = moving.first_pass().await;
 
     moving.hand_over(&incoming).await;
     let counted = |reserved: Bytes| (Bytes::mib(20)..ROOM).contains(&reserved);
@@ -238,11 +238,7 @@ async fn a_copy_that_the_pool_has_lost_is_not_reported_any_more_and_is_made_agai
     let moving = Moving::new("pass-gone", |_| {}).await;
     let (source, target) = (&moving.source, &moving.target);
     let retained = moving.create_replica(ReplicaPurpose::Retained).await;
-    let incoming = moving
-        .create_replica_of(ReplicaPurpose::Incoming, ROOM)
-        .await;
-    let first = moving.pass_snapshot(1).await;
-    moving.pass(&incoming, &first, None).await;
+    let (incoming, first) = moving.first_pass().await;
     // Nothing permits that the source is asked.
     let folder = moving.folder(target, "incoming");
     target
@@ -271,11 +267,7 @@ async fn a_copy_without_its_base_is_complete_and_an_undone_move_leaves_nothing()
     let mounted = stage(source, &moving.volume, "before").await;
     write(source, &mounted, "data", 20).await;
     let retained = moving.create_replica(ReplicaPurpose::Retained).await;
-    let incoming = moving
-        .create_replica_of(ReplicaPurpose::Incoming, ROOM)
-        .await;
-    let first = moving.pass_snapshot(1).await;
-    moving.pass(&incoming, &first, None).await;
+    let (incoming, _) = moving.first_pass().await;
     let second = moving.pass_snapshot(2).await;
     // The target has another one than the operator thinks.
     let all = moving.pass(&incoming, &second, Some(&second)).await;

@@ -246,6 +246,13 @@ impl<'a> Nodes<'a> {
         .await;
     }
 
+    /// Ends the move of a volume: a pod uses the volume on the second node until nothing is left of the move.
+    pub(super) async fn end_by_use(&self, name: &str) {
+        self.add_pod(name, &self.names[1], &[name], "Running").await;
+        self.until_ended(name).await;
+        delete(&self.user_pods(), name).await;
+    }
+
     /// The nodes that the PersistentVolume of a volume names.
     pub(super) async fn bound_to(&self, name: &str) -> Vec<String> {
         let found = self

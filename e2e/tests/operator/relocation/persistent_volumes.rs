@@ -53,11 +53,7 @@ async fn a_claim_that_was_lost_is_changed_once_its_new_persistent_volume_is_boun
     write_status(&persistent_volumes, "pv-of-woken-v", phase).await;
     nodes.waits("woken-v", "OldImageKept").await;
     assert_eq!(selected().await.as_ref(), Some(&second));
-    nodes
-        .add_pod("woken-pod", &second, &["woken-v"], "Running")
-        .await;
-    nodes.until_ended("woken-v").await;
-    delete(&nodes.user_pods(), "woken-pod").await;
+    nodes.end_by_use("woken-v").await;
     nodes.finish(&["woken-v"]).await;
 }
 
@@ -134,10 +130,6 @@ async fn a_persistent_volume_that_the_api_server_would_not_create_again_is_not_d
     delete(&policies(&nodes), "refused").await;
     nodes.waits("refused-v", "OldImageKept").await;
     assert_eq!(nodes.bound_to("refused-v").await, [second.as_str()]);
-    nodes
-        .add_pod("refused-pod", &second, &["refused-v"], "Running")
-        .await;
-    nodes.until_ended("refused-v").await;
-    delete(&nodes.user_pods(), "refused-pod").await;
+    nodes.end_by_use("refused-v").await;
     nodes.finish(&["refused-v"]).await;
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{PoolReplica, PoolVolume, VolumeMove};
+use cistern_crds::{PoolReplica, PoolVolume, time};
 use kube::ResourceExt as _;
 
 use crate::{cluster::Cluster, moving::set};
@@ -45,15 +45,10 @@ impl Copy {
             shown: set::shown(cluster, &name),
             node: plan.to_node,
             taken: taken.filter(|_| !is_complete),
-            is_undone: volume.spec.epoch >= plan.epoch || is_cancelled(volume, found),
+            is_undone: volume.spec.epoch >= plan.epoch || volume.cancels(&found.move_uid()),
             volume: name,
         })
     }
-}
-
-/// Whether the move was given up before its target was declared.
-fn is_cancelled(volume: &PoolVolume, its_move: &VolumeMove) -> bool {
-    volume.spec.cancelled_move_uid.as_deref() == Some(&its_move.move_uid())
 }
 
 impl fmt::Display for Copy {
@@ -62,7 +57,7 @@ impl fmt::Display for Copy {
         let Some(taken) = self.taken else {
             return write!(f, "{shown} with all of its data on node {node}");
         };
-        let taken = taken.format("%Y-%m-%d %H:%M:%S UTC");
+        let taken = taken.format(time::FORMAT);
         write!(f, "{shown} as of {taken} on node {node}")
     }
 }

@@ -63,7 +63,7 @@ pub(in crate::moves) fn is_movable(volume: &PoolVolume) -> Result<(), Explanatio
         return refuse("the deletion of the volume is requested");
     }
     match condition::find(&status.conditions, ConditionType::Ready) {
-        Some(ready) if ready.status == "True" && status.image.is_some() => Ok(()),
+        Some(_) if volume.is_ready() => Ok(()),
         Some(ready) => refuse(&format!("the volume is not ready: {}", ready.message)),
         None => refuse("the volume's node has not reported it yet"),
     }

@@ -11,7 +11,7 @@
 //! is not ready elsewhere: for a standby nothing is given up.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use cistern_crds::{Explanation, PoolReplica, PoolVolume, Promotion, Reason};
+use cistern_crds::{Explanation, PoolReplica, PoolVolume, Promotion, Reason, time};
 
 use super::{
     Action, Seen,
@@ -23,8 +23,6 @@ use crate::moves::passes::{self, Passes};
 
 /// A copy lags if it is older than this many intervals.
 const INTERVALS: i32 = 2;
-/// How a time is written in messages.
-const FORMAT: &str = "%Y-%m-%d %H:%M:%S UTC";
 
 /// What became of the node that the volume is to leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +64,10 @@ impl Seen<'_> {
     /// Whether the standby copy is the volume, or is about to be: its promotion is decided, or somebody has created the PoolVolume
     /// again from the copy.
     pub(super) fn is_promoted(&self) -> bool {
-        let promoted = self.volume.map(|it| &it.spec.promoted_move_uid);
-        self.object.is_promoted() || promoted == Some(&Some(self.object.move_uid()))
+        let is_from_copy = |volume: &PoolVolume| {
+            volume.spec.promoted_move_uid.as_deref() == Some(&self.object.move_uid())
+        };
+        self.object.is_promoted() || self.volume.is_some_and(is_from_copy)
     }
 
     /// The time that the data of the copy has, if it can be promoted, or why not; None if that is not requested.
@@ -119,7 +119,7 @@ impl Seen<'_> {
         }
         let wanted = promotion.data_as_of;
         if taken < wanted {
-            let (taken, wanted) = (taken.format(FORMAT), wanted.format(FORMAT));
+            let (taken, wanted) = (taken.format(time::FORMAT), wanted.format(time::FORMAT));
             return Err(format!(
                 "node {to} has the volume as of {taken}, which is older than the {wanted} of spec.promotion"
             ));
@@ -161,7 +161,7 @@ impl Seen<'_> {
                 "node {to} has a copy of the volume, which is renewed every {seconds} seconds{differs}"
             ));
         }
-        let (taken, why) = (taken.format(FORMAT), why.message);
+        let (taken, why) = (taken.format(time::FORMAT), why.message);
         let message = format!("node {to} has the volume as of {taken}: {why}");
         Action::Wait(Explanation::new(Reason::StandbyLags, message))
     }
@@ -183,7 +183,7 @@ impl Seen<'_> {
     pub(super) fn superseded(&self) -> Option<Action> {
         let retained = self.retained;
         if self.source.is_forgotten {
-            // Nobody is there who could remove it.
+            // No agent is there that could remove it.
             let replica = || retained.map(|it| Action::Release(it.spec.purpose));
             return self.remove_snapshots().or_else(replica);
         }

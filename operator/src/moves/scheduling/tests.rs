@@ -190,8 +190,8 @@ fn a_node_that_is_closed_to_pods_is_not_chosen() {
         }))
         .unwrap()
     };
-    let nobody = Workload::new(Vec::new(), Vec::new());
-    let why = |node: &Node| nobody.closed_on(node).unwrap_or_default();
+    let without_pods = Workload::new(Vec::new(), Vec::new());
+    let why = |node: &Node| without_pods.closed_on(node).unwrap_or_default();
     assert_eq!(why(&node("w1", &[])), "");
     assert_eq!(why(&with(json!({}), "True")), "");
     assert_eq!(why(&with(json!({}), "Unknown")), "is not ready");

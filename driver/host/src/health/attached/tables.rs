@@ -54,7 +54,7 @@ impl Attachments {
         let mounts = system.mounts()?;
         Ok(Self {
             devices,
-            nodes: device_nodes::nodes_among(system, &mounts)?,
+            nodes: device_nodes::nodes_among(system, &mounts, |_| true)?,
             mounts,
         })
     }

@@ -160,19 +160,19 @@ impl Pool {
         identity: Identity,
     ) -> Result<(), Error> {
         let (system, uid) = (&*self.system, &image.uid);
-        let no_space_or = |operation, source| self.no_space_or(operation, uid, source);
         if identity.provisioning == Provisioning::Thick {
             // After mkfs, which punches holes.
             let (file, size) = (made.as_fd(), image.file_size());
-            self.with_space(|| allocation::ensure(system, file, size, progress::UNSTOPPED))
-                .map_err(|source| no_space_or("allocate the space", source.into()))?;
+            self.allocate_for(uid, || {
+                allocation::ensure(system, file, size, progress::UNSTOPPED)
+            })?;
         }
         let identity = Identity {
             encryption: Some(EncryptionState::Complete),
             ..identity
         };
         made.identify(&identity)
-            .map_err(|source| no_space_or("write the identity", source.into()))?;
+            .map_err(|source| self.no_space_or("write the identity", uid, source.into()))?;
         made.replace()
             .and_then(|()| system.sync(self.images.as_fd()))
             .map_err(failed("replace the incomplete image", uid))

@@ -13,15 +13,12 @@ use rustix::{fs::OFlags, io::Errno};
 use super::{
     super::{
         BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, Holder, IoCounters,
-        LoopSettings, LoopStatus, MappedDevice, MappingName, StackedDevice, disk, sysfs,
+        LoopSettings, LoopStatus, MappedDevice, MappingName, SECTOR_SIZE, StackedDevice, disk,
+        sysfs,
     },
     Linux,
 };
 use crate::ioctl;
-
-/// Sector size of every loop device. Not derived from the file, whose alignment for direct I/O
-/// grows from 512 to 4096 with its first reflink.
-const SECTOR_SIZE: u32 = 4096;
 
 impl Devices for Linux {
     fn io_limits(&self, file: &Path) -> io::Result<String> {

@@ -7,14 +7,14 @@ use std::{
 
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Engine, Expectation, Image, ImageRequest, Keys, Root,
-    Staged, Uid, Unlock, mounting::Error,
+    Staged, UNSTOPPED, Uid, Unlock, mounting::Error,
 };
 use cistern_types::{Bytes, Encryption, FilesystemType, Provisioning};
 
 use crate::{
     encryption::{keys, unlock},
     harness::{Machine, POOL_SIZE, Volume, eventually, image_pool, must, request},
-    logical::{Group, UNSEEN, claim},
+    logical::{Group, claim},
 };
 
 /// Disks of a volume group.
@@ -97,7 +97,7 @@ impl Fixture {
         };
         must(
             self.engine
-                .create(&request, cistern_host::Checking::UNSEEN, UNSEEN),
+                .create(&request, cistern_host::Checking::UNSEEN, UNSTOPPED),
         )
     }
 

@@ -7,14 +7,16 @@ use std::{
     time::Duration,
 };
 
-use cistern_host::{ExpandRequest, Image, Uuid, VolumeStatistics, image::Error, mounting};
+use cistern_host::{
+    ExpandRequest, Image, UNSTOPPED, Uuid, VolumeStatistics, image::Error, mounting,
+};
 use cistern_types::{Bytes, FilesystemType};
 
 use super::fixture::Fixture;
 use crate::{
     harness::{chain, must, sampled},
     health_volume::subject,
-    logical::{Grow as _, UNSEEN},
+    logical::Grow as _,
 };
 
 /// A size that an XFS has at least.
@@ -94,7 +96,7 @@ pub(super) fn a_volume_grows_while_a_pod_uses_it(pool: &Fixture) {
     write(&target);
     let before = blocks(&target);
     let wanted = SIZE.saturating_add(MORE);
-    let grown = must(pool.engine.grow(&image.uid, wanted, UNSEEN));
+    let grown = must(pool.engine.grow(&image.uid, wanted, UNSTOPPED));
     assert_eq!(grown.size, wanted);
     for _ in 0..2 {
         let size = must(pool.engine.expand(&ExpandRequest {
@@ -122,7 +124,7 @@ pub(super) fn a_volume_that_has_grown_is_staged_at_its_new_size(pool: &Fixture) 
         pool.end_pod(&image, &staging);
         must(
             pool.engine
-                .grow(&image.uid, size.saturating_add(MORE), UNSEEN),
+                .grow(&image.uid, size.saturating_add(MORE), UNSTOPPED),
         );
         let target = pool.start_pod(&image, &staging);
         assert!(blocks(&target) > before.saturating_add(Bytes::mib(30)));
@@ -140,7 +142,7 @@ pub(super) fn a_raw_block_volume_grows_and_its_new_part_reads_zero(pool: &Fixtur
     device.write_all_at(DATA, 4096).unwrap();
     device.sync_all().unwrap();
     drop(device);
-    let grown = must(pool.engine.grow(&image.uid, Bytes::mib(64), UNSEEN));
+    let grown = must(pool.engine.grow(&image.uid, Bytes::mib(64), UNSTOPPED));
     assert_eq!(grown.size, Bytes::mib(64));
     let unlock = pool.volume_unlock();
     let expanded = must(pool.engine.expand(&ExpandRequest {

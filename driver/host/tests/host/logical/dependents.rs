@@ -1,9 +1,9 @@
 //! Snapshots of volumes that an administrator makes with LVM.
 
-use cistern_host::image::Error;
+use cistern_host::{UNSTOPPED, image::Error};
 use cistern_types::Bytes;
 
-use super::{Group, Grow as _, UNSEEN, block};
+use super::{Group, Grow as _, block};
 use crate::harness::{Machine, chain, must};
 
 /// What is made by hand.
@@ -29,7 +29,7 @@ fn a_volume_with_a_snapshot_is_not_removed_and_the_error_names_it() {
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let volume = format!("cistern-{}", request.uid);
     group.make_snapshot(&volume);
     for error in [
@@ -54,9 +54,9 @@ fn a_snapshot_of_what_a_volume_grows_by_stays_and_stops_the_growth() {
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    let size = must(pool.create(&request, UNSEEN)).size;
+    let size = must(pool.create(&request, UNSTOPPED)).size;
     let grown = size.saturating_add(Bytes::mib(8));
-    let growth = must(pool.prepare_growth(&request.uid, grown, UNSEEN));
+    let growth = must(pool.prepare_growth(&request.uid, grown, UNSTOPPED));
     group.make_snapshot(&format!("cistern-{}-growth", request.uid));
     let error = pool.finish_growth(&request.uid, grown, growth).unwrap_err();
     assert!(chain(&error).contains(BY_HAND), "{}", chain(&error));
@@ -64,6 +64,6 @@ fn a_snapshot_of_what_a_volume_grows_by_stays_and_stops_the_growth() {
     assert_eq!(group.names().len(), 3);
     assert_eq!(must(pool.volume(&request.uid)).unwrap().size, size);
     group.remove_snapshot();
-    assert_eq!(must(pool.grow(&request.uid, grown, UNSEEN)).size, grown);
+    assert_eq!(must(pool.grow(&request.uid, grown, UNSTOPPED)).size, grown);
     assert_eq!(group.names().len(), 1);
 }

@@ -7,14 +7,14 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation, ImageRequest, Root,
+    Expectation, ImageRequest, Root, UNSTOPPED,
     logical::{GroupSource, VolumeGroup},
     pool::{self, Owner, PoolClaim},
     system::OFlags,
 };
 use cistern_types::Bytes;
 
-use super::{CONFIG, Grow as _, REMAINS, UNSEEN, block, claim, open, reads_zero};
+use super::{CONFIG, Grow as _, REMAINS, block, claim, open, reads_zero};
 use crate::{
     device::{Disk, SIZE},
     harness::{Machine, must, run, sampled},
@@ -140,7 +140,7 @@ fn a_group_is_made_of_all_blank_disks_and_those_with_data_are_left_alone() {
     // Each disk has 17 MiB of metadata and labels.
     assert!(must(pool.statistics()).empty >= Bytes(2 * SIZE).saturating_sub(Bytes::mib(40)));
     let request = block(&machine, "raw");
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     assert_eq!(made.size, request.size);
     reads_zero(&open(&pool, &request), made.size);
     // The list has another order, and a disk that is gone.
@@ -178,7 +178,7 @@ fn a_disk_that_becomes_blank_joins_the_group_and_the_volumes_stay() {
     disks.all[1].write(0, &[REMAINS; 512]);
     let pool = disks.pool(&machine);
     let request = block(&machine, "raw");
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     let before = must(pool.statistics());
     let added = must(pool.add_disks(&disks.paths()));
     let expected = format!(
@@ -328,7 +328,7 @@ fn a_group_that_was_made_before_is_never_made_again_and_stays_when_the_pool_leav
     // The pool leaves the node, and comes back.
     let release = || VolumeGroup::release(&machine.root(), &disks.source(), &disks.claim, before);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let error = release().unwrap_err();
     assert!(error.to_string().contains("1 volumes"), "{error}");
     must(pool.remove(&request.uid));
@@ -385,9 +385,9 @@ fn a_striped_volume_lies_on_as_many_disks_and_grows_so() {
         size: Bytes::mib(31),
         ..block(&machine, "raw")
     };
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     assert_eq!(made.size, Bytes::mib(32));
-    let grown = must(pool.grow(&request.uid, Bytes::mib(61), UNSEEN));
+    let grown = must(pool.grow(&request.uid, Bytes::mib(61), UNSTOPPED));
     assert_eq!(grown.size, Bytes::mib(62));
     reads_zero(&open(&pool, &request), grown.size);
     let stripes = disks.report("lvs", "stripes");
@@ -399,7 +399,7 @@ fn a_striped_volume_lies_on_as_many_disks_and_grows_so() {
         size: free,
         ..block(&machine, "rest")
     };
-    must(pool.create(&rest, UNSEEN));
+    must(pool.create(&rest, UNSTOPPED));
     assert_eq!(must(pool.statistics()).available, Bytes::ZERO);
     must(pool.remove(&rest.uid));
     must(pool.remove(&request.uid));

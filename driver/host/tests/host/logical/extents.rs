@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use cistern_host::{Expectation, ImageRequest, image::Error};
+use cistern_host::{Expectation, ImageRequest, UNSTOPPED, image::Error};
 use cistern_types::Bytes;
 
-use super::{Group, Grow as _, UNSEEN, block, encrypted};
+use super::{Group, Grow as _, block, encrypted};
 use crate::{
     device::Disk,
     harness::{Machine, must},
@@ -32,9 +32,9 @@ fn a_disk_on_which_lvm_shall_allocate_nothing_is_no_room_for_volumes() {
         ..block(&machine, name)
     };
     let large = request("large", one.available.saturating_add(Bytes::mib(4)));
-    let error = pool.create(&large, UNSEEN).unwrap_err();
+    let error = pool.create(&large, UNSTOPPED).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
-    let made = must(pool.create(&request("all", one.available), UNSEEN));
+    let made = must(pool.create(&request("all", one.available), UNSTOPPED));
     assert_eq!(made.size, one.available);
     assert_eq!(must(pool.statistics()).available, Bytes::ZERO);
 }
@@ -48,20 +48,20 @@ fn what_a_raw_block_volume_grows_by_goes_to_no_other_volume_between_the_two_chan
     let (system, faulty) = machine.faulty();
     let faulty = must(group.open_by(&faulty, Expectation::Made));
     let (raw, other) = (block(&machine, "raw"), encrypted(&machine, "other"));
-    let mut size = must(pool.create(&raw, UNSEEN)).size;
-    must(pool.create(&other, UNSEEN));
+    let mut size = must(pool.create(&raw, UNSTOPPED)).size;
+    must(pool.create(&other, UNSTOPPED));
     // After the extents are free, and before the volume has them.
     for at in [11, 13, 15] {
         size = size.saturating_add(Bytes::mib(16));
         // All that is free, with these extents.
         let all = other.size.saturating_add(must(pool.statistics()).available);
-        let growth = must(faulty.prepare_growth(&raw.uid, size, UNSEEN));
+        let growth = must(faulty.prepare_growth(&raw.uid, size, UNSTOPPED));
         let (done, is_done) = mpsc::channel();
         let (pool_there, uid) = (Arc::clone(&pool), other.uid.clone());
         system.meanwhile_in(at, move || {
             let (grown, is_grown) = mpsc::channel();
             let growing = thread::spawn(move || {
-                let result = pool_there.grow(&uid, all, UNSEEN);
+                let result = pool_there.grow(&uid, all, UNSTOPPED);
                 // The hook has stopped waiting if this is late.
                 let _ = grown.send(());
                 result

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cistern_host::UNSTOPPED;
 use failing_disk::Mode;
 
-use super::{Group, UNSEEN, block, open, reads_zero};
+use super::{Group, block, open, reads_zero};
 use crate::{
     device::Disk,
     failing::FailingDevice,
@@ -26,7 +27,7 @@ fn r16_a_group_works_beside_a_device_that_does_not_answer() {
     assert_eq!(vitals.troubles, []);
     assert!(vitals.fill.is_some());
     let request = block(&machine, "raw");
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     reads_zero(&open(&pool, &request), made.size);
     must(pool.check());
     must(pool.remove(&request.uid));

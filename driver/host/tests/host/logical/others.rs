@@ -10,20 +10,18 @@ use std::{
 };
 
 use cistern_host::{
-    Expectation, ImageRequest,
+    Expectation, ImageRequest, UNSTOPPED,
     image::Error,
     logical::Growth,
     system::{FailAt, Fault, System},
 };
 use cistern_types::Bytes;
 
-use super::{DISK, Group, Grow as _, UNSEEN, block, open, reads_zero};
+use super::{DISK, Group, Grow as _, block, open, reads_zero};
 use crate::{
     device::Disk,
     harness::{Machine, eventually, must, root, run},
 };
-
-const LABEL: usize = 1 << 20;
 
 fn missing(group: &Group) -> String {
     let args = [
@@ -42,14 +40,14 @@ fn a_group_is_extended_while_its_pool_is_in_use() {
     let mut group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let before = must(pool.statistics()).size;
     let disk = Disk::of_size(&machine, "later", DISK);
     let path = disk.path().to_owned();
     group.disks.push(disk);
     group.lvm("vgextend", &["--yes", &group.name, &path]);
     must(pool.remove(&request.uid));
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     assert_eq!(missing(&group), "0");
     assert_eq!(must(pool.statistics()).size.0, 2 * before.0);
 }
@@ -61,10 +59,8 @@ fn a_disk_that_is_away_for_a_while_is_not_recorded_as_missing() {
     let group = Group::blank(&machine, 2);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
-    let mut label = vec![0; LABEL];
-    let disk = std::fs::File::open(group.disks[1].path()).unwrap();
-    disk.read_exact_at(&mut label, 0).unwrap();
+    must(pool.create(&request, UNSTOPPED));
+    let label = group.disks[1].label();
     group.disks[1].clear_label();
     for _ in 0..2 {
         let error = pool.remove(&request.uid).unwrap_err();
@@ -88,7 +84,7 @@ fn a_volume_that_becomes_whole_while_leftovers_are_removed_is_kept() {
     // A call that is interrupted here leaves a volume that is not whole.
     let interrupt = |at: &u64| {
         system.fail_in(*at);
-        faulty.create(&request, UNSEEN).unwrap_err();
+        faulty.create(&request, UNSTOPPED).unwrap_err();
         system.fail_in(u64::MAX / 2);
         !group.names().is_empty()
     };
@@ -101,7 +97,7 @@ fn a_volume_that_becomes_whole_while_leftovers_are_removed_is_kept() {
         system.meanwhile_in(at, move || {
             let (made, is_made) = mpsc::channel();
             let creating = thread::spawn(move || {
-                let image = pool_there.create(&request_there, UNSEEN);
+                let image = pool_there.create(&request_there, UNSTOPPED);
                 // The hook has stopped waiting if this is late.
                 let _ = made.send(());
                 image
@@ -127,7 +123,7 @@ fn a_device_that_an_interrupted_command_has_left_suspended_is_resumed() {
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let device = open(&pool, &request);
     let number = must(pool.open_volume(&request.uid)).0.number();
     let path = format!("/dev/dm-{}", number.minor);
@@ -164,7 +160,7 @@ fn no_volume_is_made_once_the_metadata_is_full_and_those_that_exist_still_grow()
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let before = must(pool.statistics());
     let long = "t".repeat(1000);
     let free = || -> u64 {
@@ -195,10 +191,12 @@ fn no_volume_is_made_once_the_metadata_is_full_and_those_that_exist_still_grow()
     let full = must(pool.statistics());
     assert_eq!(full.available, Bytes::ZERO);
     assert_eq!(full.empty, before.empty.saturating_sub(before.available));
-    let error = pool.create(&block(&machine, "other"), UNSEEN).unwrap_err();
+    let error = pool
+        .create(&block(&machine, "other"), UNSTOPPED)
+        .unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert_eq!(group.names().len(), 1);
-    must(pool.grow(&request.uid, Bytes::mib(60), UNSEEN));
+    must(pool.grow(&request.uid, Bytes::mib(60), UNSTOPPED));
 }
 
 #[test]
@@ -234,15 +232,12 @@ fn a_volume_has_its_own_device_while_only_its_copy_in_another_group_is_active() 
     let group = Group::blank(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    must(pool.create(&request, UNSEEN));
+    must(pool.create(&request, UNSTOPPED));
     let volume = format!("cistern-{}", request.uid);
     let name = format!("{}/{volume}", group.name);
     group.lvm("lvchange", &["--activate", "n", &name]);
-    let mut label = vec![0; LABEL];
-    let disk = std::fs::File::open(group.disks[0].path()).unwrap();
-    disk.read_exact_at(&mut label, 0).unwrap();
     let disk = Disk::of_size(&machine, "copy", DISK);
-    disk.write(0, &label);
+    disk.write(0, &group.disks[0].label());
     let copy = Group {
         name: machine.uid("copy").to_string(),
         disks: vec![disk],
@@ -268,7 +263,7 @@ fn a_device_that_the_kernel_does_not_open_for_writing_is_opened_for_reading() {
     let machine = Machine::new();
     let group = Group::blank(&machine, 1);
     let request = block(&machine, "raw");
-    must(group.pool(&machine).create(&request, UNSEEN));
+    must(group.pool(&machine).create(&request, UNSTOPPED));
     let system = FailAt::new(Arc::clone(&machine.system), Fault::Busy, u64::MAX);
     let system = Arc::new(system);
     let root = root(&machine.folder, Arc::clone(&system) as Arc<dyn System>);
@@ -304,7 +299,7 @@ fn a_volume_that_is_no_longer_wanted_is_not_zeroed_to_its_end() {
     pool.create(&request, &stop).unwrap_err();
     assert_eq!(percents.take(), [32]);
     assert_eq!(must(pool.volumes()), []);
-    let made = must(pool.create(&request, UNSEEN));
+    let made = must(pool.create(&request, UNSTOPPED));
     assert_eq!(made.size, request.size);
     must(pool.remove(&request.uid));
 }
@@ -316,11 +311,11 @@ fn a_raw_block_volume_is_as_before_until_its_prepared_growth_is_finished() {
     let group = Group::new(&machine, 1);
     let pool = group.pool(&machine);
     let request = block(&machine, "raw");
-    let before = must(pool.create(&request, UNSEEN));
+    let before = must(pool.create(&request, UNSTOPPED));
     let size = before.size.saturating_add(Bytes::mib(128));
     let stop = |_: u8| ControlFlow::Break(());
     pool.prepare_growth(&request.uid, size, &stop).unwrap_err();
-    let growth = must(pool.prepare_growth(&request.uid, size, UNSEEN));
+    let growth = must(pool.prepare_growth(&request.uid, size, UNSTOPPED));
     assert_eq!(must(pool.volume(&request.uid)), Some(before));
     // It is no remains of an interrupted call.
     assert_eq!(must(pool.sweep()), 0);
@@ -334,7 +329,7 @@ fn a_raw_block_volume_is_as_before_until_its_prepared_growth_is_finished() {
     let unprepared = pool.finish_growth(&request.uid, more, Growth::default());
     unprepared.unwrap_err();
     assert_eq!(must(pool.volume(&request.uid)), Some(grown));
-    drop(must(pool.prepare_growth(&request.uid, more, UNSEEN)));
+    drop(must(pool.prepare_growth(&request.uid, more, UNSTOPPED)));
     assert_eq!(must(pool.sweep()), 1);
     assert_eq!(group.names().len(), 1);
 }

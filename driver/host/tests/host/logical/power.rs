@@ -6,14 +6,14 @@ mod operations;
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
 
 use cistern_host::{
-    Expectation,
+    Expectation, UNSTOPPED,
     logical::{GroupSource, VolumeGroup},
     pool::{self, PoolClaim},
 };
 
 use self::operations::{Operation, Operations};
 use super::{
-    CONFIG, REMAINS, UNSEEN, block,
+    CONFIG, REMAINS, block,
     disks::{known, own_claim},
     open, reads_zero,
 };
@@ -134,7 +134,7 @@ fn r02_a_group_is_made_in_full_after_a_power_cut() {
         }
         let pool = must(powered.open(Expectation::New));
         let request = block(&machine, "raw");
-        let volume = must(pool.create(&request, UNSEEN));
+        let volume = must(pool.create(&request, UNSTOPPED));
         reads_zero(&open(&pool, &request), volume.size);
         let again = must(powered.open(known(&pool)));
         assert_eq!(must(again.volumes()), [volume]);

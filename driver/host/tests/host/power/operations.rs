@@ -116,7 +116,7 @@ impl<'a> Operations<'a> {
                 done: done + 1,
             });
         }
-        let inventory = must(self.root.inventory());
+        let inventory = must(self.root.inventory(&[]));
         let [pool] = inventory.pools.as_slice() else {
             panic!("{inventory:?}");
         };
@@ -202,7 +202,7 @@ impl<'a> Operations<'a> {
     fn unstage(&self) {
         must(self.root.unstage(&self.staging));
         eventually("the loop device to be detached", || {
-            let loops = must(self.root.inventory()).loops;
+            let loops = must(self.root.inventory(&[])).loops;
             let images = Path::new("images");
             !loops.iter().any(|bound| {
                 bound

@@ -59,7 +59,7 @@ async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
     let node = agent.desired.node();
     let node = node.as_deref().and_then(readable);
     let groups = node.map_or_else(Vec::new, |node| findings::groups(&node.spec));
-    let read = on_host(permit, move || findings::inventory(&root, &groups));
+    let read = on_host(permit, move || root.inventory(&groups));
     match timeout(DEADLINE, read).await {
         Ok(Ok(Ok(inventory))) => return Some(inventory),
         Ok(Ok(Err(error))) => {

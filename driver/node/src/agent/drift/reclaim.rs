@@ -136,11 +136,9 @@ fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<OrphanSt
 
 /// Whether an object now claims the image, or has the name in the identity of the image.
 fn is_claimed_now(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
-    let assigned = agent.desired.by_pool().remove(pool);
-    let is_claimed =
-        assigned.is_some_and(|assigned| assigned.claimed_images().contains(&orphan.image));
+    let claimed = agent.desired.assigned_to(pool).claimed_images();
     let name = &identity.name;
-    is_claimed
+    claimed.contains(&orphan.image)
         || match identity.kind {
             SourceKind::Volume => agent.desired.volume(name).is_some(),
             SourceKind::Snapshot => agent.desired.snapshot(name).is_some(),

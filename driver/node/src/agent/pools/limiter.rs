@@ -30,32 +30,32 @@ pub type Permit = OwnedSemaphorePermit;
 impl PoolLimiter {
     /// Waits for a permit to make a volume of the pool, which needs one of [`Self::volume`] as well.
     pub(super) async fn made(&self, pool: &str) -> Option<Permit> {
-        semaphore(&self.made, pool, MADE_PER_POOL)
-            .acquire_owned()
-            .await
-            .ok()
+        acquired(&self.made, pool, MADE_PER_POOL).await
     }
 
     /// Waits for a permit for work of hours on an existing volume of the pool, which needs one of [`Self::volume`] as well.
     pub(super) async fn allocation(&self, pool: &str) -> Option<Permit> {
-        semaphore(&self.allocations, pool, ALLOCATIONS_PER_POOL)
-            .acquire_owned()
-            .await
-            .ok()
+        acquired(&self.allocations, pool, ALLOCATIONS_PER_POOL).await
     }
 
     /// Waits for a permit to work on a volume of the pool.
     pub(super) async fn volume(&self, pool: &str) -> Option<Permit> {
-        semaphore(&self.volumes, pool, VOLUMES_PER_POOL)
-            .acquire_owned()
-            .await
-            .ok()
+        acquired(&self.volumes, pool, VOLUMES_PER_POOL).await
     }
 
     /// A permit to work on the pool itself; None while earlier work has not returned.
     pub(super) fn pool(&self, pool: &str) -> Option<Permit> {
         semaphore(&self.pools, pool, 1).try_acquire_owned().ok()
     }
+}
+
+async fn acquired(
+    limiter: &Mutex<HashMap<String, Arc<Semaphore>>>,
+    pool: &str,
+    width: usize,
+) -> Option<Permit> {
+    let semaphore = semaphore(limiter, pool, width);
+    semaphore.acquire_owned().await.ok()
 }
 
 fn semaphore(

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use super::status::{Own, ReplicaOutcome};
 use crate::{
     agent::{
+        pools::Usable,
         reconcile::{LOCKED, Reconciliation},
         work::Error,
     },
@@ -59,21 +60,7 @@ impl Reconciliation<'_, PoolReplica> {
             return Ok(Action::requeue(LOCKED));
         };
         let replica = self.object.clone();
-        let removing = on_host((permit, guard), move || {
-            let removed = remove(usable.pool.images_for(MOVES)?, &replica, place)?;
-            if removed == Removal::Done {
-                let (images, image) = (&usable.images, &replica.spec.image);
-                match (replica.spec.purpose, place) {
-                    // An open image of the same name is the volume's own, or an orphan.
-                    (ReplicaPurpose::Incoming, _) => images.removed_moving(image),
-                    (ReplicaPurpose::Retained, Place::Here) => {}
-                    (ReplicaPurpose::Retained, Place::Elsewhere | Place::Unknown) => {
-                        images.removed(image);
-                    }
-                }
-            }
-            Ok::<_, Stays>(removed)
-        });
+        let removing = on_host((permit, guard), move || remove(&usable, &replica, place));
         let replica = &self.name;
         match removing.await.map_err(|source| self.broken(source))? {
             Ok(Removal::Done) => {
@@ -118,7 +105,7 @@ fn needed_by(replica: &PoolReplica, volume: Option<&PoolVolume>) -> Option<Strin
         return Some(format!("volume {name} still moves"));
     }
     let is_retained = replica.spec.purpose == ReplicaPurpose::Retained;
-    // Nobody needs the data any more, and the volume's node may never report the volume.
+    // The data is not needed any more, and the volume's node may never report the volume.
     if spec.deletion_requested && !is_retained && !is_here {
         return None;
     }
@@ -177,33 +164,41 @@ enum Removal {
     Left,
 }
 
-/// Removes the image of a replica.
-fn remove(pool: &Pool, replica: &PoolReplica, place: Place) -> Result<Removal, Stays> {
+/// Removes the image of a replica, and records that in the images of the pool.
+fn remove(usable: &Usable, replica: &PoolReplica, place: Place) -> Result<Removal, Stays> {
+    let (pool, images) = (usable.pool.images_for(MOVES)?, &usable.images);
     let image: Uid = replica.spec.image.parse()?;
     let by: Uid = replica.spec.move_uid.parse()?;
     match (replica.spec.purpose, place) {
-        (ReplicaPurpose::Incoming, _) => pool.remove_copy(&image, &by)?,
+        (ReplicaPurpose::Incoming, _) => {
+            pool.remove_copy(&image, &by)?;
+            // An open image of the same name is the volume's own, or an orphan.
+            images.removed_moving(image.as_str());
+        }
         (ReplicaPurpose::Retained, Place::Here) => {}
         (ReplicaPurpose::Retained, Place::Elsewhere) => {
             close(pool, &image, &by)?;
             pool.remove_closed(&image, &by)?;
+            images.removed(image.as_str());
         }
-        (ReplicaPurpose::Retained, Place::Unknown) => return remove_closed(pool, &image, &by),
+        (ReplicaPurpose::Retained, Place::Unknown) => {
+            if pool.image(&image)?.is_some() {
+                leave(pool, &image, &by)?;
+                return Ok(Removal::Left);
+            }
+            pool.remove_closed(&image, &by)?;
+            images.removed(image.as_str());
+        }
     }
     Ok(Removal::Done)
 }
 
-/// Removes an image that is closed for a move. Leaves an open one, without the mark of this move, to a PoolVolume that is created
-/// again.
-fn remove_closed(pool: &Pool, image: &Uid, by: &Uid) -> Result<Removal, Stays> {
-    if pool.image(image)?.is_none() {
-        pool.remove_closed(image, by)?;
-        return Ok(Removal::Done);
-    }
+/// Leaves an open image, without the mark of this move, to a PoolVolume that is created again.
+fn leave(pool: &Pool, image: &Uid, by: &Uid) -> Result<(), image::Error> {
     if pool.fence(image)? == (Fence::Closing { by: by.clone() }) {
         pool.reopen(image, by)?;
     }
-    Ok(Removal::Left)
+    Ok(())
 }
 
 /// Why the image of a replica stays although its removal was requested.

@@ -3,10 +3,10 @@
 //!
 //! *Invariant:* a waiting check holds neither the volume's lock nor a permit of its pool.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
 use cistern_crds::{ExtentLimits, PoolVolume};
-use cistern_host::{Checking, Engine};
+use cistern_host::{Checking, Engine, UNSTOPPED};
 use kube::runtime::controller::Action;
 
 use super::disk::ImageStep;
@@ -45,7 +45,7 @@ impl Reconciliation<'_, PoolVolume> {
                     step,
                     extent_limits,
                     checking: Checking::Now(&progress),
-                    progress: &|_| ControlFlow::Continue(()),
+                    progress: UNSTOPPED,
                     set_limits: &|| {},
                     now,
                 };

@@ -6,7 +6,7 @@
 use std::{io, time::Duration};
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, ContentSource, ExtentLimits, PoolVolume};
+use cistern_crds::{Bytes, ContentSource, ExtentLimits, HasImage as _, PoolVolume};
 use cistern_host::{
     Checking, Engine, ImageRequest, InvalidUid, Pool, SourceImage, Stoppable, Uid, image,
 };
@@ -146,9 +146,7 @@ impl ImageStep<'_> {
     }
 
     fn reserved(&self) -> Bytes {
-        let status = self.volume.status.as_ref();
-        let reserved = status.and_then(|status| status.reserved);
-        reserved.unwrap_or(self.volume.spec.size)
+        self.volume.reserved().unwrap_or(self.volume.spec.size)
     }
 }
 

@@ -6,11 +6,11 @@ use std::{
     os::unix::fs::FileExt as _,
 };
 
-use cistern_host::{EncryptionState, Image, ImageRequest, logical::VolumeGroup};
+use cistern_host::{EncryptionState, Image, ImageRequest, UNSTOPPED, logical::VolumeGroup};
 use cistern_types::{Bytes, FilesystemType};
 
 use super::{
-    super::{Grow as _, UNSEEN, block, encrypted, open, volume},
+    super::{Grow as _, block, encrypted, open, volume},
     Powered,
 };
 use crate::{
@@ -106,7 +106,7 @@ impl<'a> Operations<'a> {
                 device.write_all_at(DATA, 0).unwrap();
                 device.sync_all().unwrap();
             }
-            Operation::Grow => drop(must(self.pool.grow(&self.raw.uid, GROWN, UNSEEN))),
+            Operation::Grow => drop(must(self.pool.grow(&self.raw.uid, GROWN, UNSTOPPED))),
             Operation::Remove => must(self.pool.remove(&self.raw.uid)),
             Operation::WriteFile => self.mounted(|| {
                 let mut file = File::create(self.machine().path("mounted/file")).unwrap();
@@ -212,7 +212,7 @@ impl<'a> Operations<'a> {
     }
 
     fn create(&self, request: &ImageRequest) {
-        must(self.pool.create(request, UNSEEN));
+        must(self.pool.create(request, UNSTOPPED));
     }
 
     fn format(&self) {
