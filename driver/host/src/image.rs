@@ -41,7 +41,6 @@ pub use self::{
     identity::{Content, Identity, Owner, SnapshotRecord},
     trash::Discarded,
 };
-pub use crate::system::SECTOR_SIZE;
 use crate::{
     attached::holders,
     cause::Cause,
@@ -53,7 +52,7 @@ use crate::{
     patience::until,
     pool::{self, Pool},
     progress::Stoppable,
-    system::{FileKind, OFlags, Stat, System, if_there},
+    system::{FileKind, OFlags, SECTOR_SIZE, Stat, System, if_there},
 };
 
 /// The extended attribute that records the identity of an image. Only root can read or change it.

@@ -16,8 +16,8 @@ use crate::{
     cause::Cause,
     device_nodes,
     id::Uid,
-    image::{Error, Identity, Image, ImageUse, SECTOR_SIZE, failed},
-    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, System},
+    image::{Error, Identity, Image, ImageUse, failed},
+    system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, SECTOR_SIZE, System},
 };
 
 /// A logical volume of Cistern, whole or not.

@@ -21,9 +21,8 @@ use cistern_crds::{
     Reason, volume::ImageStatus,
 };
 use cistern_host::{
-    InvalidUid, Pool, Root, Uid,
-    copy::PromotedVolume,
-    image::{Error as HostError, SECTOR_SIZE},
+    InvalidUid, Pool, Root, Uid, copy::PromotedVolume, image::Error as HostError,
+    system::SECTOR_SIZE,
 };
 use kube::{ResourceExt as _, runtime::controller::Action};
 
