@@ -54,8 +54,11 @@ check-moving: ## Check the model of moving with all parts together, which takes 
 	cargo run --quiet --locked --package cistern-model -- mutations >target/counterexamples.md
 	mv target/counterexamples.md model/counterexamples.md
 
-test: ## Everything: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
+test: ## What CI runs: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
 	e2e/steps test
+
+nightly: ## What takes too long for each commit: all tests in virtual machines, with the walks that need device-mapper
+	e2e/steps nightly
 
 test-host: ## Pools, images and mounts on real loop devices (root)
 	e2e/steps host

@@ -10,8 +10,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../cluster/lib/common.sh"
 # shellcheck source=../cluster/lib/packages.sh
 source "$harness/lib/packages.sh"
 
-# The time limit of a guest in seconds, beside all other steps on two processors.
-deadline=5000
+# The time limit of a guest in seconds: for all tests, and beside other steps on two processors.
+deadline=7200
 console=$cache/logs/vm-$(basename "$0")-console.log
 work=
 system=
