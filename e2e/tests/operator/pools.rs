@@ -315,24 +315,26 @@ async fn a_pool_stays_overcommitted_while_a_thick_volume_is_only_requested() {
         let admitted = json!({"reserved": "1Gi", "attributes": {"provisioning": "Thin"}});
         write_status(&api.volumes(), &volume, admitted).await;
     }
-    // The operator writes both percentages together, and sees the request first.
-    let reaches = async |granted: u32| {
-        let what = format!("pool granted to be at {granted} %");
-        let asked = api.storage_node(&what, "asked-1", |node| {
-            let percent = |pool: &str| {
+    // Percentages of the pools "asked" and "granted" on the node, as soon as `look` selects them.
+    let percentages = async |what: &str, look: fn([u32; 2]) -> bool| {
+        api.storage_node(what, "asked-1", |node| {
+            let percentage = |pool: &str| {
                 let mut entries = node.spec.pools.iter();
                 let entry = entries.find(|entry| entry.name == pool)?;
                 Some(entry.overcommit_percent)
             };
-            (percent("granted")? == granted).then(|| percent("asked"))
-        });
-        assert_eq!(asked.await, Some(200));
+            let both = [percentage("asked")?, percentage("granted")?];
+            look(both).then_some(both)
+        })
+        .await
     };
-    reaches(200).await;
+    percentages("both pools to be at 200 %", |both| both == [200; 2]).await;
     let thick = json!({"attributes": {"provisioning": "Thick"}});
     change(&api.volumes(), "asked-volume", json!({"spec": thick})).await;
     write_status(&api.volumes(), "granted-volume", thick).await;
-    reaches(100).await;
+    // The operator writes both percentages together, and sees the request first.
+    let both = percentages("pool granted to be at 100 %", |[_, granted]| granted == 100).await;
+    assert_eq!(both, [200, 100]);
 }
 
 #[tokio::test]

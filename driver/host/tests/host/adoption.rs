@@ -48,9 +48,10 @@ fn homes(machine: &Machine) -> Vec<String> {
 }
 
 /// What any write to a file changes: its first bytes, with the superblock and the log of a small XFS,
-/// its allocated size, and its modification time.
+/// its allocated size, and its modification time. The allocated size is final once earlier writes are on the disk.
 fn traces(path: &PathBuf) -> (Vec<u8>, u64, i64, i64) {
     let file = fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
     let mut bytes = vec![0; 8 << 20];
     file.read_exact_at(&mut bytes, 0).unwrap();
     let is = file.metadata().unwrap();
