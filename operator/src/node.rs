@@ -132,7 +132,7 @@ impl Controller for NodeController {
         match change {
             Change::Everything | Change::Pool(_) => cluster.node_names(),
             Change::StorageNode(name) | Change::Node(name) => {
-                let mut names = takeover::waiting_for(cluster, name);
+                let mut names = takeover::waiting(cluster);
                 names.push(name.clone());
                 names
             }
@@ -184,7 +184,7 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
     let mut granting_now = None;
     if let Some(storage_node) = storage_node.filter(|_| !granted.is_empty()) {
         granting_now = Some(granting.lock().await);
-        granted = takeover::without_contested(&context.client, name, storage_node, granted)
+        granted = takeover::without_contested(context, storage_node, granted)
             .await
             .map_err(|source| Error::List { source })?;
     }
