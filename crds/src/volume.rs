@@ -241,13 +241,14 @@ impl PoolVolume {
     }
 
     /// The source on another node whose data the volume waits for, and the name of the snapshot that is copied: the
-    /// bytes of the volume are reserved, and its image is not made.
+    /// bytes of the volume are reserved, and its image is not made. A volume of a later epoch waits for none: its image was
+    /// made before it moved, also if its status is lost.
     pub fn awaited_copy(&self) -> Option<(&ContentSource, &str)> {
         let source = self.spec.content_source.as_ref()?;
         let snapshot = source.copied_snapshot()?;
         let status = self.status.as_ref()?;
-        let awaits =
-            status.reserved.is_some() && status.size.is_none() && !self.spec.deletion_requested;
+        let is_unmade = self.spec.epoch == 0 && status.reserved.is_some() && status.size.is_none();
+        let awaits = is_unmade && !self.spec.deletion_requested;
         awaits.then_some((source, snapshot))
     }
 
@@ -606,6 +607,29 @@ mod tests {
         volume.spec.epoch = 1;
         assert_eq!(volume.current_status(), None);
         assert_eq!(volume.fence_for("move-1"), None);
+    }
+
+    #[test]
+    fn a_volume_of_a_later_epoch_waits_for_no_copy_of_its_source() {
+        let mut volume = wanted_volume();
+        volume.spec.content_source = Some(ContentSource {
+            kind: SourceKind::Snapshot,
+            name: "snap-1".to_owned(),
+            image: "uid-1".to_owned(),
+            node_name: Some("node-2".to_owned()),
+            snapshot_name: None,
+        });
+        // It was created again after a move, and its bytes are reserved.
+        volume.status = Some(PoolVolumeStatus {
+            reserved: Some(Bytes::gib(1)),
+            ..PoolVolumeStatus::default()
+        });
+        let awaited = volume.awaited_copy().map(|(_, snapshot)| snapshot);
+        assert_eq!(awaited, Some("snap-1"));
+        volume.spec.epoch = 1;
+        assert_eq!(volume.awaited_copy(), None);
+        volume.status.as_mut().unwrap().epoch = 1;
+        assert_eq!(volume.awaited_copy(), None);
     }
 
     #[test]

@@ -329,9 +329,11 @@ mod tests {
         refused.status.as_mut().unwrap().reserved = None;
         let mut leaving = waiting.clone();
         leaving.spec.deletion_requested = true;
+        let mut moved = waiting.clone();
+        moved.spec.epoch = 1;
         let mut local = waiting;
         local.spec.content_source.as_mut().unwrap().node_name = None;
-        for other in [made, refused, leaving, local] {
+        for other in [made, refused, leaving, moved, local] {
             assert_eq!(awaits(&other), None, "{other:?}");
         }
     }

@@ -8,7 +8,7 @@ use cistern_e2e::{
     eventually,
     objects::{change, write_status},
 };
-use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -266,8 +266,31 @@ async fn the_persistent_volume_of_a_volume_that_follows_is_replaced_under_its_na
     volume_on(&found, "bound-volume", FILESYSTEM).await;
     let provisioner = "external-provisioner.volume.kubernetes.io/finalizer";
     let before = persistent_volume(&found, "bound-volume", &[provisioner]).await;
+    let (persistent_volumes, name) = (persistent_volumes(&api), before.name_any());
+    let claim = json!({
+        "metadata": {"name": "bound-volume"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "none", "volumeName": name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    });
+    let claim = create::<PersistentVolumeClaim>(&api.claims(), &claim).await;
+    let claimed = json!({"spec": {"claimRef": {"uid": claim.uid()}}});
+    let before = change(&persistent_volumes, &name, claimed).await;
     found.move_disk().await;
     found.take_over(1).await;
+
+    // The test is kube-controller-manager.
+    let replaced = eventually("it to be replaced", SOON, async || {
+        let is = persistent_volumes.get_opt(&name).await.unwrap();
+        let is_new = is.as_ref().is_some_and(|is| is.uid() != before.uid());
+        is.filter(|_| is_new).ok_or_else(|| "it is not".to_owned())
+    })
+    .await;
+    let policy = replaced.spec.unwrap().persistent_volume_reclaim_policy;
+    assert_eq!(policy.as_deref(), Some("Retain"), "until it is bound");
+    let bound = json!({"phase": "Bound"});
+    write_status(&persistent_volumes, &name, bound).await;
 
     let after = followed(&found, "bound-volume").await;
     assert_ne!(
@@ -281,7 +304,7 @@ async fn the_persistent_volume_of_a_volume_that_follows_is_replaced_under_its_na
     let is = after.spec.clone().unwrap();
     assert_eq!(
         is.claim_ref.as_ref().unwrap().uid.as_deref(),
-        Some("uid-of-bound-volume")
+        claim.uid().as_deref()
     );
     expected.node_affinity.clone_from(&is.node_affinity);
     expected.claim_ref.clone_from(&is.claim_ref);

@@ -2,6 +2,7 @@
 
 use std::{cell::Cell, time::Duration};
 
+use cistern_crds::names::MOVE_ANNOTATION;
 use cistern_e2e::eventually;
 use serde_json::{Value, json};
 
@@ -13,6 +14,11 @@ use crate::{
 const ONLY_LOCATION: &str = "and nothing else of its spec";
 const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
 const ONLY_NODE: &str = "the node and the reclaim policy";
+const ONLY_MARK: &str = "changes the mark of a PersistentVolume";
+const ONLY_AGAIN: &str = "only with the mark of a move, with the policy Retain";
+const ONLY_RETAINED: &str = "is Retain while the operator has marked it";
+const ONLY_MARKED: &str = "deletes only PersistentVolumes that it has marked";
+const ONLY_CONDITIONS: &str = "the conditions of a StorageNode, and nothing else of its status";
 const ONLY_SELECTED: &str = "the selected node of a claim that has a PersistentVolume";
 const ONLY_LEFT: &str = "bound to a node and have not started";
 const ONLY_OF_MOVES: &str = "snapshots of volumes that move only";
@@ -186,23 +192,12 @@ async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
     let cluster = Installed::start().await;
     let admin = &cluster.admin();
     let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
-    let object = |name: &str, driver: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {
-                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
-                "persistentVolumeReclaimPolicy": "Delete",
-                "csi": {"driver": driver, "volumeHandle": name},
-            },
-        })
-    };
     let volumes = "/api/v1/persistentvolumes";
     let [ours, others] = ["ours", "others"].map(|name| format!("{volumes}/{name}"));
     let retain = &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
-    let larger = &json!({"spec": {"capacity": {"storage": "2Gi"}}});
     // A write that changes nothing is always allowed.
     let sizes = Cell::new(1024);
-    let other = &object("others", "csi.example.com");
+    let other = &persistent_volume("others", "csi.example.com");
     check(admin, &[("POST", volumes, other, ALLOWED)]).await;
     eventually(
         "the policy to be enforced",
@@ -223,22 +218,179 @@ async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
         (
             "POST",
             volumes,
-            &object("ours", "csi.cistern.storage"),
-            ALLOWED,
-        ),
-        ("PATCH", &ours, retain, ALLOWED),
-        ("PATCH", &ours, larger, ONLY_NODE),
-        ("DELETE", &ours, none, ALLOWED),
-        (
-            "POST",
-            volumes,
-            &object("new", "csi.example.com"),
+            &persistent_volume("new", "csi.example.com"),
             ONLY_OURS,
         ),
         ("PATCH", &others, retain, ONLY_OURS),
         ("DELETE", &others, none, ONLY_OURS),
     ];
     check(operator, rows).await;
+
+    // One that an administrator keeps is not made to be deleted.
+    let kept = &persistent_volume("ours", "csi.cistern.storage");
+    check(admin, &[("POST", volumes, kept, ALLOWED)]).await;
+    let delete = &json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+    let mark = &marked(Some("move-1"), "Retain");
+    let rows: &[Row<'_>] = &[
+        ("PATCH", &ours, delete, ONLY_RETAINED),
+        ("PATCH", &ours, &marked(Some("m"), "Delete"), ONLY_RETAINED),
+        ("DELETE", &ours, none, ONLY_MARKED),
+        ("PATCH", &ours, mark, ALLOWED),
+        // It is not bound.
+        ("PATCH", &ours, &marked(None, "Delete"), ONLY_RETAINED),
+        ("PATCH", &ours, &marked(Some("m"), "Delete"), ONLY_RETAINED),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn the_operator_deletes_a_persistent_volume_and_creates_it_again_without_a_risk_for_its_data()
+{
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    let volumes = "/api/v1/persistentvolumes";
+    let ours = &format!("{volumes}/ours");
+    let status = &format!("{ours}/status");
+    let replacement = |change: fn(&mut Value)| {
+        let mut again = persistent_volume("ours", "csi.cistern.storage");
+        again["metadata"]["annotations"] = json!({(MOVE_ANNOTATION): "move-1"});
+        change(&mut again);
+        again
+    };
+    let again = &replacement(|_| {});
+    let unmarked = &replacement(|it| it["metadata"]["annotations"] = Value::Null);
+    let deleting = &replacement(|it| it["spec"]["persistentVolumeReclaimPolicy"] = "Delete".into());
+    let for_any = &replacement(|it| it["spec"]["claimRef"]["uid"] = Value::Null);
+    eventually(
+        "the policy to be enforced",
+        Duration::from_secs(30),
+        async || {
+            let unwritten = format!("{volumes}?dryRun=All");
+            match ask(operator, "POST", &unwritten, unmarked).await {
+                Err(status) if status.message.contains(ONLY_AGAIN) => Ok(()),
+                answer => Err(format!("{answer:?}")),
+            }
+        },
+    )
+    .await;
+    let none = &Value::Null;
+    let larger = &json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+    let annotation = &json!({"metadata": {"annotations": {"x": "y"}}});
+    let unprotected = &json!({"metadata": {"finalizers": null}});
+    let restored = &marked(None, "Delete");
+    let rows: &[Row<'_>] = &[
+        ("POST", volumes, unmarked, ONLY_AGAIN),
+        ("POST", volumes, deleting, ONLY_AGAIN),
+        ("POST", volumes, for_any, ONLY_AGAIN),
+        ("POST", volumes, again, ALLOWED),
+        ("PATCH", ours, restored, ONLY_RETAINED),
+        ("PATCH", ours, larger, ONLY_NODE),
+        ("PATCH", ours, label, ONLY_MARK),
+        ("PATCH", ours, annotation, ONLY_MARK),
+        ("PATCH", ours, unprotected, ONLY_MARK),
+    ];
+    check(operator, rows).await;
+    for (phase, verdict) in [("Released", ONLY_RETAINED), ("Bound", ALLOWED)] {
+        let phase = &json!({"status": {"phase": phase}});
+        check(admin, &[("PATCH", status, phase, ALLOWED)]).await;
+        check(operator, &[("PATCH", ours, restored, verdict)]).await;
+    }
+    // The next move.
+    let rows: &[Row<'_>] = &[
+        ("DELETE", ours, none, ONLY_MARKED),
+        ("PATCH", ours, &marked(Some("move-2"), "Retain"), ALLOWED),
+        ("DELETE", ours, none, ALLOWED),
+        ("PATCH", ours, unprotected, ALLOWED),
+        ("POST", volumes, again, ALLOWED),
+    ];
+    check(operator, rows).await;
+}
+
+/// A PersistentVolume of a driver that was bound to a claim, and whose data is kept.
+fn persistent_volume(name: &str, driver: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {"name": name, "finalizers": ["kubernetes.io/pv-protection"]},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "csi": {"driver": driver, "volumeHandle": name},
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
+                "name": name, "uid": format!("uid-of-{name}"),
+            },
+        },
+    })
+}
+
+/// A change of the mark and the reclaim policy of a PersistentVolume.
+fn marked(mark: Option<&str>, policy: &str) -> Value {
+    json!({
+        "metadata": {"annotations": {(MOVE_ANNOTATION): mark}},
+        "spec": {"persistentVolumeReclaimPolicy": policy},
+    })
+}
+
+#[tokio::test]
+async fn the_operator_writes_the_spec_of_storage_nodes_and_of_their_status_only_the_conditions() {
+    let cluster = Installed::start().await;
+    let node_a = &cluster.agent_on("a").await;
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    await_policy(operator).await;
+    let (path, status) = ("storagenodes/a", "storagenodes/a/status");
+    let pools = |room: &str| {
+        let pool = json!({"name": "p", "uid": "u", "thinRoom": room});
+        json!({"status": {"pools": [pool], "transferKey": "key"}})
+    };
+    // The largest number of takeovers that a marker on a disk can have.
+    let taken = &json!({"status": {"pools": [{"name": "p", "uid": "u", "takeovers": u32::MAX}]}});
+    let reported = &pools("1Gi");
+    let rows: &[Row<'_>] = &[
+        ("PATCH", status, taken, ALLOWED),
+        ("PATCH", status, reported, ALLOWED),
+    ];
+    check(node_a, rows).await;
+    let conditions = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "True", "reason": "Reconciled", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]}});
+    let spec = &json!({"spec": {"transferEndpoint": "10.0.0.7:9812"}});
+    let finalizers = &json!({"metadata": {"finalizers": ["cistern.storage/data"]}});
+    let key = &json!({"status": {"transferKey": "another"}});
+    let (room, without) = (&pools("1Pi"), &json!({"status": {"pools": null}}));
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, spec, ALLOWED),
+        ("PATCH", path, finalizers, ALLOWED),
+        ("APPLY", status, &conditions, ALLOWED),
+        ("PATCH", status, &conditions, ALLOWED),
+        ("PATCH", status, key, ONLY_CONDITIONS),
+        ("APPLY", status, key, ONLY_CONDITIONS),
+        ("PATCH", status, room, ONLY_CONDITIONS),
+        ("PATCH", status, without, ONLY_CONDITIONS),
+    ];
+    check(operator, rows).await;
+    // What an agent sends beside its status is not taken.
+    let all = json!({
+        "metadata": {"labels": {"x": "y"}, "annotations": {"x": "y"}, "finalizers": ["x.y/z"]},
+        "spec": {"transferEndpoint": "10.0.0.8:9812"},
+        "status": {"transferKey": "key-2"},
+    });
+    let written = ask(node_a, "PATCH", status, &all).await.unwrap();
+    assert_eq!(written["status"]["transferKey"], "key-2");
+    assert_eq!(written["spec"]["transferEndpoint"], "10.0.0.7:9812");
+    let metadata = &written["metadata"];
+    assert_eq!(metadata["finalizers"], json!(["cistern.storage/data"]));
+    for field in ["labels", "annotations"] {
+        assert_eq!(metadata[field], Value::Null, "{field}");
+    }
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, spec, NO_RIGHT),
+        ("PATCH", path, finalizers, NO_RIGHT),
+        ("PATCH", "storagenodes/b", spec, NO_RIGHT),
+    ];
+    check(node_a, rows).await;
 }
 
 #[tokio::test]

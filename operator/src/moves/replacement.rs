@@ -77,7 +77,7 @@ impl Move<'_> {
             (Step::Retain, Some(seen)) => {
                 let change = json!({
                     "metadata": {"annotations": {(names::MOVE_ANNOTATION): self.object.uid()}},
-                    "spec": {"persistentVolumeReclaimPolicy": "Retain"},
+                    "spec": {"persistentVolumeReclaimPolicy": volume::RETAIN},
                 });
                 self.patch(seen, change).await?;
             }
@@ -101,10 +101,22 @@ impl Move<'_> {
                 }
             }
             (Step::AwaitBound, Some(seen)) => return self.await_bound(seen).await,
+            (Step::Restore(policy), Some(seen)) => {
+                let change = json!({
+                    "metadata": {"annotations": {(names::MOVE_ANNOTATION): null}},
+                    "spec": {"persistentVolumeReclaimPolicy": policy},
+                });
+                self.patch(seen, change).await?;
+            }
             (Step::Wake { claim, node }, _) => return self.wake(&claim, &node).await,
             (Step::End, _) => return self.end().await,
             (
-                Step::Repoint(_) | Step::Retain | Step::Delete | Step::Strip | Step::AwaitBound,
+                Step::Repoint(_)
+                | Step::Retain
+                | Step::Delete
+                | Step::Strip
+                | Step::AwaitBound
+                | Step::Restore(_),
                 None,
             ) => {}
         }
@@ -149,7 +161,8 @@ impl Move<'_> {
         saved: &Value,
     ) -> Result<Option<Explanation>, Error> {
         let node = self.volume.as_ref().map(|it| it.spec.node_name.as_str());
-        let mut again = volume::again(saved, node).unwrap_or_default();
+        let move_uid = self.object.move_uid();
+        let mut again = volume::again(saved, node, &move_uid).unwrap_or_default();
         again.metadata.generate_name = again.metadata.name.take();
         let parameters = PostParams {
             dry_run: true,

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::volume::{again, node_of, pointed_at, saved_in, saved_uid};
+use super::volume::{RETAIN, again, node_of, pointed_at, saved_in, saved_policy, saved_uid};
 
 /// Age of a new PersistentVolume after which its claim is not changed any more: kube-controller-manager looks at each claim
 /// every 15 s.
@@ -34,6 +34,8 @@ pub(super) enum Step {
     Create(Box<PersistentVolume>),
     /// Wait until kube-controller-manager has bound the new PersistentVolume to its claim.
     AwaitBound,
+    /// Give the new PersistentVolume this reclaim policy, which the replaced one had, and remove its mark.
+    Restore(String),
     /// Let the claim name this node as the selected one, so that kube-controller-manager looks at it again.
     Wake {
         /// The claim, as it was read.
@@ -65,7 +67,10 @@ pub(super) fn next(view: &View<'_>) -> Step {
     if view.persistent_volume.is_none()
         && let Some(saved) = saved_in(view.object)
     {
-        return create(saved, view.volume);
+        return create(view, saved);
+    }
+    if let Some(step) = restore(view) {
+        return step;
     }
     // Without a volume, the data is gone.
     let Some(volume) = view.volume else {
@@ -92,8 +97,10 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
         return wake(view, found, node);
     }
     let is_saved = saved_uid(view.object) == found.uid().as_deref();
-    let mark = found.annotations().get(names::MOVE_ANNOTATION);
-    let is_ours = mark.is_some() && mark.map(String::as_str) == view.object.uid().as_deref();
+    if !is_saved && is_to_be_deleted(found) {
+        return Step::End;
+    }
+    let is_ours = is_marked(view, found);
     let is_terminating = found.metadata.deletion_timestamp.is_some();
     if is_terminating && !is_ours {
         let message = format!("PersistentVolume {name} is being deleted: wait, or create it again");
@@ -123,17 +130,57 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     }
 }
 
+/// Whether a PersistentVolume is deleted with its volume, because its claim is gone. Another one in its place would
+/// have no claim either, and keep the policy `Retain`.
+fn is_to_be_deleted(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref();
+    let policy = policy.and_then(|it| it.persistent_volume_reclaim_policy.as_deref());
+    policy == Some("Delete") && matches!(phase(volume), Some("Released" | "Failed"))
+}
+
+/// Whether a PersistentVolume has the mark of this move.
+fn is_marked(view: &View<'_>, found: &PersistentVolume) -> bool {
+    let mark = found.annotations().get(names::MOVE_ANNOTATION);
+    mark.is_some() && mark.map(String::as_str) == view.object.uid().as_deref()
+}
+
 /// The step after the PersistentVolume was deleted for this move. It is created again whatever has become of
 /// the volume: without it, the claim is lost, and its reclaim policy is not followed.
-fn create(saved: &Value, volume: Option<&PoolVolume>) -> Step {
-    let node = volume.map(|volume| volume.spec.node_name.as_str());
-    again(saved, node).map_or_else(
+fn create(view: &View<'_>, saved: &Value) -> Step {
+    let node = view.volume.map(|volume| volume.spec.node_name.as_str());
+    again(saved, node, &view.object.move_uid()).map_or_else(
         || {
             let message = "the saved PersistentVolume cannot be read: create it by hand from status.persistentVolume";
             wait(Reason::PersistentVolumeConflict, message.to_owned())
         },
         |again| Step::Create(Box::new(again)),
     )
+}
+
+/// The step that gives a PersistentVolume that was created again the reclaim policy of the replaced one. It is taken once
+/// kube-controller-manager has bound it, or if it has no claim: a claim that was deleted meanwhile does not delete the data.
+/// None if nothing is to be restored.
+fn restore(view: &View<'_>) -> Option<Step> {
+    let (found, saved) = (view.persistent_volume?, saved_in(view.object)?);
+    let is_new = saved_uid(view.object) != found.uid().as_deref();
+    if !is_new || !is_marked(view, found) || found.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let has_claim = found.spec.as_ref()?.claim_ref.is_some();
+    if has_claim && !is_bound(found) {
+        // Without the claim, it is never bound again.
+        return view.claim.is_some().then_some(Step::AwaitBound);
+    }
+    let policy = saved_policy(saved).unwrap_or(RETAIN);
+    Some(Step::Restore(policy.to_owned()))
+}
+
+fn is_bound(volume: &PersistentVolume) -> bool {
+    phase(volume) == Some("Bound")
+}
+
+fn phase(volume: &PersistentVolume) -> Option<&str> {
+    volume.status.as_ref()?.phase.as_deref()
 }
 
 /// The step after the PersistentVolume was created again. kube-controller-manager makes a claim `Lost` that it looks at
@@ -143,8 +190,7 @@ fn wake(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     let Some(claim) = view.claim else {
         return Step::End;
     };
-    let phase = found.status.as_ref().and_then(|it| it.phase.as_deref());
-    if phase != Some("Bound") {
+    if !is_bound(found) {
         return Step::AwaitBound;
     }
     let phase = claim.status.as_ref().and_then(|it| it.phase.as_deref());

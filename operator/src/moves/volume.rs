@@ -6,10 +6,13 @@ use cistern_crds::{
     unclaimed::{self, Owner},
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, VolumeNodeAffinity};
-use kube::{Api, api::ListParams};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::{Value, json};
 
 use crate::{Context, pages};
+
+/// The reclaim policy with which nothing deletes the data of a PersistentVolume.
+pub(super) const RETAIN: &str = "Retain";
 
 /// Name of the PersistentVolume of a move: the saved one, or the one whose handle is the volume's name.
 pub(super) fn name(context: &Context, object: &VolumeMove) -> Option<String> {
@@ -61,11 +64,14 @@ pub(super) fn saved(volume: &PersistentVolume) -> Value {
 }
 
 /// The saved PersistentVolume as it is created again for a node, or for its former one if the volume is
-/// gone. None if what was saved cannot be read.
-pub(super) fn again(saved: &Value, node: Option<&str>) -> Option<PersistentVolume> {
+/// gone: with the mark of its move, and with the policy `Retain` until it is bound. None if what was saved cannot be read.
+pub(super) fn again(saved: &Value, node: Option<&str>, move_uid: &str) -> Option<PersistentVolume> {
     let mut volume: PersistentVolume = serde_json::from_value(saved.clone()).ok()?;
     volume.metadata.uid = None;
+    let mark = (names::MOVE_ANNOTATION.to_owned(), move_uid.to_owned());
+    volume.annotations_mut().extend([mark]);
     let spec = volume.spec.as_mut()?;
+    spec.persistent_volume_reclaim_policy = Some(RETAIN.to_owned());
     let affinity = spec.node_affinity.as_ref()?;
     if let Some(node) = node {
         spec.node_affinity = Some(pointed_at(affinity, node));
@@ -74,6 +80,13 @@ pub(super) fn again(saved: &Value, node: Option<&str>) -> Option<PersistentVolum
         claim.resource_version = None;
     }
     Some(volume)
+}
+
+/// The saved reclaim policy of a PersistentVolume.
+pub(super) fn saved_policy(saved: &Value) -> Option<&str> {
+    saved
+        .pointer("/spec/persistentVolumeReclaimPolicy")?
+        .as_str()
 }
 
 /// The node that a PersistentVolume names. None if it names none, or more than one.

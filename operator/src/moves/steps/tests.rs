@@ -95,7 +95,7 @@ fn a_persistent_volume_is_saved_before_anything_and_each_state_leads_to_the_next
         .unwrap()
         .persistent_volume_reclaim_policy = Some("Retain".to_owned());
     let mark = (names::MOVE_ANNOTATION.to_owned(), object.uid().unwrap());
-    found.annotations_mut().extend([mark]);
+    found.annotations_mut().extend([mark.clone()]);
     assert_eq!(step(&object, Some(&found)), Step::Delete);
     found.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
     assert_eq!(step(&object, Some(&found)), Step::Strip);
@@ -104,13 +104,77 @@ fn a_persistent_volume_is_saved_before_anything_and_each_state_leads_to_the_next
         panic!("it is created again");
     };
     assert_eq!(node_of(&again), Some("node-2"));
-    let before = persistent_volume("node-2");
-    let mut expected = before.clone();
+    let mut expected = persistent_volume("node-2");
     (expected.metadata.uid, expected.metadata.resource_version) = (None, None);
+    expected.annotations_mut().extend([mark]);
     let spec = expected.spec.as_mut().unwrap();
+    spec.persistent_volume_reclaim_policy = Some("Retain".to_owned());
     spec.claim_ref.as_mut().unwrap().resource_version = None;
-    assert_eq!(*again, expected, "all but the node is as it was");
-    assert_eq!(step(&object, Some(&again)), Step::End);
+    assert_eq!(*again, expected, "all but the node is as it was saved");
+}
+
+/// A PersistentVolume that was created again for the move, in a phase.
+fn created_again(object: &VolumeMove, phase: &str) -> PersistentVolume {
+    let saved = saved(&persistent_volume("node-1"));
+    let mut again = super::again(&saved, Some("node-2"), &object.move_uid()).unwrap();
+    again.metadata.uid = Some("uid-of-the-new-pv".to_owned());
+    again.status = Some(PersistentVolumeStatus {
+        phase: Some(phase.to_owned()),
+        ..PersistentVolumeStatus::default()
+    });
+    again
+}
+
+#[test]
+fn a_persistent_volume_has_its_reclaim_policy_again_once_it_is_bound_or_if_it_has_no_claim() {
+    let mut object = object();
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&persistent_volume("node-1"))),
+        ..VolumeMoveStatus::default()
+    });
+    let (moved, claim) = (moved(), PersistentVolumeClaim::default());
+    let step = |found: &PersistentVolume, claim, volume| {
+        next(&View {
+            object: &object,
+            plan: &object.plan().unwrap(),
+            volume,
+            persistent_volume: Some(found),
+            claim,
+            is_granted: true,
+            pods: &[],
+            now: moment(),
+        })
+    };
+    let restore = Step::Restore("Delete".to_owned());
+    let pending = created_again(&object, "Pending");
+    assert_eq!(step(&pending, Some(&claim), Some(&moved)), Step::AwaitBound);
+    let mut bound = created_again(&object, "Bound");
+    assert_eq!(step(&bound, Some(&claim), Some(&moved)), restore);
+    assert_eq!(step(&bound, Some(&claim), None), restore, "without volume");
+    let mut free = created_again(&object, "Available");
+    free.spec.as_mut().unwrap().claim_ref = None;
+    assert_eq!(step(&free, None, Some(&moved)), restore);
+    // Its claim was deleted while it was replaced: the data stays.
+    for phase in ["Pending", "Released"] {
+        let left = created_again(&object, phase);
+        assert_eq!(step(&left, None, Some(&moved)), Step::End, "{phase}");
+    }
+    bound.annotations_mut().remove(names::MOVE_ANNOTATION);
+    assert_eq!(step(&bound, None, Some(&moved)), Step::End);
+}
+
+#[test]
+fn a_persistent_volume_whose_claim_is_gone_is_replaced_only_if_it_is_kept() {
+    let object = object();
+    let mut found = persistent_volume("node-1");
+    found.status = Some(PersistentVolumeStatus {
+        phase: Some("Released".to_owned()),
+        ..PersistentVolumeStatus::default()
+    });
+    assert_eq!(step(&object, Some(&found)), Step::End);
+    let spec = found.spec.as_mut().unwrap();
+    spec.persistent_volume_reclaim_policy = Some("Retain".to_owned());
+    assert!(matches!(step(&object, Some(&found)), Step::Repoint(_)));
 }
 
 #[test]
