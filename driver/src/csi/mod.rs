@@ -16,3 +16,6 @@ pub mod status;
 
 /// Maximum length of a node id in bytes (FLD-03).
 pub const MAX_NODE_ID: usize = 256;
+
+#[cfg(test)]
+mod secrets;

@@ -82,8 +82,10 @@ impl IntoStatus for snapshots::Error {
 /// Maps errors that all kinds of objects share to gRPC codes.
 pub(super) fn object(error: &objects::Error) -> Code {
     match error {
-        // The outcome is unknown, or the process is not ready yet.
-        objects::Error::Api { .. } | objects::Error::Starting => Code::Unavailable,
+        // The outcome is unknown, or the process or the pool is not ready yet.
+        objects::Error::Api { .. }
+        | objects::Error::Starting
+        | objects::Error::PoolNotReady { .. } => Code::Unavailable,
         objects::Error::Busy { .. }
         | objects::Error::Pending { .. }
         | objects::Error::Silent { .. } => Code::Aborted,

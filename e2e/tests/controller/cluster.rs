@@ -144,6 +144,15 @@ impl Cluster {
         assert!(status.message().contains(&expected), "{status}");
     }
 
+    /// Asserts that a call failed because the pool on a node is not ready.
+    pub(crate) fn assert_not_ready<T: Debug>(&self, node: &str, answer: Result<T, Status>) {
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        for says in [&*self.node(node), "its disk does not answer"] {
+            assert!(status.message().contains(says), "{status}");
+        }
+    }
+
     /// Writes the operator's report that the agent's pod is not ready.
     pub(crate) async fn silence(&self, node: &str) {
         let mut conditions = Vec::new();

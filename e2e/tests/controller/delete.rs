@@ -309,3 +309,38 @@ async fn a_deletion_on_a_node_without_a_storage_node_is_answered_immediately() {
     cluster.forget_node("a").await;
     cluster.assert_silent("a", asked.await.unwrap());
 }
+
+#[tokio::test]
+async fn a_deletion_in_a_pool_that_is_not_ready_is_answered_soon_and_continues_when_it_is_back() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "dead-pool", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    create_ready(&cluster, replica.client().await, "dead-pool").await;
+    let asked = tokio::spawn(delete(replica.client().await, "dead-pool", NO_DEADLINE));
+    cluster.unwanted("dead-pool").await;
+    cluster.report_broken("a", "dead-pool", &[]).await;
+    cluster.assert_not_ready("a", asked.await.unwrap());
+
+    let kept = cluster.unwanted("dead-pool").await;
+    cluster.set_room("a", 5).await;
+    cluster.reclaim(&kept).await;
+    let gone = delete(replica.client().await, "dead-pool", PATIENCE).await;
+    gone.unwrap();
+    assert!(cluster.is_gone("dead-pool").await);
+}
+
+#[tokio::test]
+async fn dv_04_the_deletion_of_a_volume_in_use_is_also_withdrawn_if_its_pool_stops_being_ready() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "dead-in-use", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    create_ready(&cluster, replica.client().await, "dead-in-use").await;
+    let asked = tokio::spawn(delete(replica.client().await, "dead-in-use", NO_DEADLINE));
+    let unwanted = cluster.unwanted("dead-in-use").await;
+    cluster.report_in_use(&unwanted).await;
+    cluster.report_broken("a", "dead-in-use", &[]).await;
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    let kept = cluster.placed("dead-in-use", "a").await;
+    assert!(!kept.spec.deletion_requested);
+}

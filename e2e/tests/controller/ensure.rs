@@ -373,3 +373,21 @@ async fn a_name_whose_old_volume_is_being_deleted_waits_and_then_gets_a_new_volu
     asked.await.unwrap().unwrap();
     assert_ne!(new.metadata.uid, old.metadata.uid);
 }
+
+#[tokio::test]
+async fn an_admitted_volume_in_a_pool_that_is_not_ready_is_answered_soon_and_stays() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "dead-made", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let wanted = request("dead-made", "dead-made");
+    let no_deadline = Duration::from_hours(1);
+    let asked = tokio::spawn(create(replica.client().await, wanted.clone(), no_deadline));
+    let placed = cluster.placed("dead-made", "a").await;
+    let admitted = cluster.admit(&placed).await.unwrap();
+    cluster.report_broken("a", "dead-made", &[]).await;
+    cluster.assert_not_ready("a", asked.await.unwrap());
+    cluster.set_room("a", 5).await;
+    cluster.finish(&admitted).await.unwrap();
+    let again = create(replica.client().await, wanted, PATIENCE).await;
+    assert_eq!(again.unwrap().volume_id, "dead-made");
+}

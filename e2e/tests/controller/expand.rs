@@ -275,6 +275,46 @@ async fn a_growth_on_a_silent_node_is_answered_immediately_and_continues_when_th
 }
 
 #[tokio::test]
+async fn a_growth_in_a_pool_that_is_not_ready_is_answered_soon_and_continues_when_it_is_back() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "dead-growth", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    create_ready(&cluster, replica.client().await).await;
+    let asked = ask(&replica, "dead-growth", Duration::from_hours(1)).await;
+    let expanding = cluster.with_size("dead-growth", TWO).await;
+    cluster.report_broken("a", "dead-growth", &[]).await;
+    cluster.assert_not_ready("a", asked.await.unwrap());
+
+    cluster.set_room("a", 5).await;
+    let admitted = cluster.admit(&expanding).await.unwrap();
+    cluster.finish(&admitted).await.unwrap();
+    let asked = ask(&replica, "dead-growth", PATIENCE).await;
+    assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
+}
+
+#[tokio::test]
+async fn a_growth_that_ends_while_a_call_for_it_begins_is_answered_without_another_change() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "ends-early", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    create_ready(&cluster, replica.client().await).await;
+    for round in 1..=16 {
+        // As another replica leaves it.
+        let size = ONE.saturating_add(Bytes::mib(round));
+        let patch = Patch::Merge(json!({"spec": {"size": size}}));
+        let parameters = PatchParams::default();
+        let patched = cluster.volumes.patch("ends-early", &parameters, &patch);
+        let admitted = cluster.admit(&patched.await.unwrap()).await.unwrap();
+        let client = replica.client().await;
+        let asked = tokio::spawn(async move { expand(client, "ends-early", size, PATIENCE).await });
+        // The delay changes with the rounds, so that the growth ends at each step of the call.
+        tokio::time::sleep(Duration::from_micros(round * 500)).await;
+        cluster.finish(&admitted).await.unwrap();
+        assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, size.to_i64());
+    }
+}
+
+#[tokio::test]
 async fn con_06_r13_many_calls_at_two_replicas_make_one_growth() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "growing-crowd", &[("a", 5)]).await;

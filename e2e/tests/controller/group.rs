@@ -5,7 +5,7 @@ mod delete;
 
 use std::time::Duration;
 
-use cistern_crds::{PoolSnapshotGroup, Reason, names};
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, Reason, names};
 use cistern_e2e::{ControlPlane, Replica};
 use cistern_proto::csi::v1::{self, group_controller_client::GroupControllerClient};
 use kube::{
@@ -184,6 +184,90 @@ async fn cgs_14_an_unknown_volume_is_refused_and_a_node_that_cannot_be_asked_is_
     let message = status.message();
     assert!(message.contains(&agent.cluster.node("a")), "{status}");
     assert!(message.contains("has no address"), "{status}");
+}
+
+#[tokio::test]
+async fn cgs_09_a_group_across_nodes_is_answered_once_every_agent_has_published_its_snapshot() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-late").await;
+    let replica = Replica::start(control_plane).await;
+    agent.volume(&replica, "late-1", "a").await;
+    agent.volume(&replica, "late-2", "b").await;
+    let volumes = ["late-1".to_owned(), "late-2".to_owned()];
+    let client = replica.group_client().await;
+    let answer = take(client, wanted("late", &volumes), SHORT).await;
+    assert_eq!(answer.unwrap_err().code(), Code::Aborted);
+    let (_, snapshots) = agent.asked("late").await;
+    let taken = serde_json::json!({"spec": {"takenAt": "2027-01-15T08:00:00Z"}});
+    let taken = kube::api::Patch::Merge(taken);
+    let parameters = kube::api::PatchParams::default();
+    let patched = agent.groups.patch("late", &parameters, &taken).await;
+    patched.unwrap();
+    // As the agents do once the controller has published the time.
+    let publish = async |snapshot: usize| {
+        let name = snapshots[snapshot].name_any();
+        let found = agent.snapshots.get(&name).await.unwrap();
+        assert!(found.spec.taken_at.is_some());
+        let admitted = agent.admit(&found).await;
+        agent.finish_snapshot(&admitted).await;
+    };
+    let unpublished = async |snapshot: usize| {
+        let client = replica.group_client().await;
+        let answer = take(client, wanted("late", &volumes), SHORT).await;
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        let says = format!("to publish snapshot {}", snapshots[snapshot].name_any());
+        assert!(status.message().contains(&says), "{status}");
+    };
+    unpublished(0).await;
+    publish(0).await;
+    unpublished(1).await;
+    let asked = asking(&replica, wanted("late", &volumes)).await;
+    publish(1).await;
+    let group = asked.await.unwrap().unwrap();
+    assert_eq!(group.snapshots.len(), 2);
+
+    // A user removes one by force.
+    let lost = snapshots[1].name_any();
+    let none = serde_json::json!({"metadata": {"finalizers": null}});
+    let none = kube::api::Patch::Merge(none);
+    let patched = agent.snapshots.patch(&lost, &parameters, &none).await;
+    patched.unwrap();
+    let deleted = agent
+        .snapshots
+        .delete(&lost, &DeleteParams::default())
+        .await;
+    deleted.unwrap();
+    let client = replica.group_client().await;
+    let answer = take(client, wanted("late", &volumes), PATIENCE).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+    assert!(status.message().contains(&lost), "{status}");
+}
+
+#[tokio::test]
+async fn cgs_11_another_snapshot_with_the_name_of_a_members_is_neither_returned_nor_removed() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-foreign").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let client = replica.client().await;
+    crate::snapshots::taken(&agent.cluster, client, "foreign-single", &volumes[0]).await;
+    let single = agent.snapshots.get("foreign-single").await.unwrap();
+    let name = names::group_member_name("foreign", &volumes[0]);
+    let foreign = PoolSnapshot::new(&name, single.spec);
+    let parameters = PostParams::default();
+    agent.snapshots.create(&parameters, &foreign).await.unwrap();
+    let client = replica.group_client().await;
+    let answer = take(client, wanted("foreign", &volumes), PATIENCE).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+    assert!(status.message().contains(&name), "{status}");
+    assert!(agent.groups.get_opt("foreign").await.unwrap().is_none());
+    let kept = agent.snapshots.get(&name).await.unwrap();
+    assert!(!kept.spec.deletion_requested);
+    let other = names::group_member_name("foreign", &volumes[1]);
+    assert!(agent.snapshots.get_opt(&other).await.unwrap().is_none());
 }
 
 // Shows: CGS-13, CGS-16.

@@ -16,6 +16,7 @@ mod ensure;
 mod expand;
 mod group;
 mod history;
+mod modify;
 mod replicas;
 mod several_pools;
 mod snapshots;

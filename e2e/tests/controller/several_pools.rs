@@ -9,6 +9,7 @@ use crate::{
     Client,
     cluster::{Cluster, PATIENCE},
     create,
+    ensure::for_claim,
     history::History,
     request, requirement,
     snapshots::taken,
@@ -228,4 +229,28 @@ async fn gc_04_the_room_of_several_pools_adds_up_and_the_largest_volume_is_in_on
             "{pools} on {node:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_copy_whose_selected_node_has_room_in_another_pool_only_fails_with_a_back_off() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = two_disks(control_plane, "one-full", [("a", 5, 2), ("b", 9, 9)]).await;
+    let replica = Replica::start(control_plane).await;
+    let client = replica.client().await;
+    made(&cluster, client, "one-full-volume", "one-full-0").await;
+    let client = replica.client().await;
+    taken(&cluster, client, "one-full-snapshot", "one-full-volume").await;
+    let mut wanted = for_claim(control_plane, &cluster, true).await;
+    let pools = pools(&cluster.pool).join(",");
+    wanted.parameters.insert("pool".to_owned(), pools);
+    wanted.volume_content_source = Some(of_snapshot("one-full-snapshot"));
+    let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
+    let placed = cluster.placed_in("one-full", "a", "one-full-0").await;
+    cluster.refuse(&placed, Reason::NoSpace).await;
+    // The published capacity of the node shows room, so the scheduler would select it again endlessly.
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    let says = "the scheduler has chosen it, where its pools have room for the claim";
+    assert!(status.message().contains(says), "{status}");
+    assert!(cluster.is_gone("one-full").await);
 }

@@ -7,6 +7,7 @@ use cistern_crds::{
     PoolSnapshotGroup,
     removal::{RemovalStep, step},
 };
+use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::{Error, GroupQuery, Groups};
@@ -63,9 +64,9 @@ impl Groups {
         group: &PoolSnapshotGroup,
         operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<(), Error> {
-        let node = &group.spec.node_name;
+        let name = group.name_any();
         for member in &group.spec.members {
-            self.remove_snapshot(&member.snapshot, node, operation)
+            self.remove_snapshot(&member.snapshot, &name, operation)
                 .await?;
         }
         Ok(())
@@ -79,28 +80,31 @@ impl Groups {
         operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<(), Error> {
         for id in &query.snapshots {
-            let Some(snapshot) = self.snapshots.objects().find(id).await? else {
-                continue;
-            };
-            if snapshot.spec.group_name.as_deref() == Some(&*query.id) {
-                self.remove_snapshot(id, &snapshot.spec.node_name, operation)
-                    .await?;
-            }
+            self.remove_snapshot(id, &query.id, operation).await?;
         }
         Ok(())
     }
 
+    /// Removes a snapshot, if it is of this group.
     async fn remove_snapshot(
         &self,
         id: &str,
-        node: &str,
+        group: &str,
         operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<(), Error> {
-        operation.note(format!("node {node} to remove snapshot {id}"));
         let snapshots = self.snapshots.objects();
-        let mut removal = snapshots.begin(id)?;
-        removal.ends_at(operation.deadline());
-        snapshots.remove(&mut removal).await?;
+        if let Some(found) = snapshots.find(id).await? {
+            if found.spec.group_name.as_deref() != Some(group) {
+                return Ok(());
+            }
+            operation.note(format!(
+                "node {} to remove snapshot {id}",
+                found.spec.node_name
+            ));
+            let mut removal = snapshots.begin(id)?;
+            removal.ends_at(operation.deadline());
+            snapshots.remove(&mut removal).await?;
+        }
         self.snapshots.until_shown(id, false).await;
         Ok(())
     }

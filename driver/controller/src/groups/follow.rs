@@ -13,16 +13,19 @@ use cistern_crds::{
     ConditionStatus, ConditionType, Explanation, HasImage, PoolSnapshot, PoolSnapshotGroup, Reason,
     condition, removal::RemovalStep, snapshot_group::GroupMember,
 };
-use futures::future::try_join_all;
+use futures::future::join_all;
 use kube::ResourceExt as _;
 
-use super::{Error, Groups, ListedGroup, decide::Decision, request};
+use super::{Error, Groups, ListedGroup, decide::Decision, is_member, request};
 use crate::objects::{
     self, Objects,
     advice::advice,
     ensure::{FollowOutcome, Lifecycle},
     in_flight::Operation,
+    listed_snapshot::ListedSnapshot,
+    listing::Listed as _,
     named,
+    not_ready::not_ready,
     silence::silent,
 };
 
@@ -42,8 +45,12 @@ impl Lifecycle<ListedGroup> for Groups {
         operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<FollowOutcome<ListedGroup, PoolSnapshotGroup, Error>, Error> {
         let snapshots = match self.ask_for_snapshots(&group).await {
-            // The volumes have changed since the group was requested.
-            Err(why @ Error::Object(objects::Error::NotFound { .. })) => {
+            // The volumes have changed since the group was requested, or another snapshot has the name of one of its own.
+            Err(
+                why @ Error::Object(
+                    objects::Error::NotFound { .. } | objects::Error::Different { .. },
+                ),
+            ) => {
                 return Ok(FollowOutcome::Withdraw(Box::new(group), Some(why)));
             }
             snapshots => snapshots?,
@@ -64,7 +71,10 @@ impl Lifecycle<ListedGroup> for Groups {
         let mut nodes = self.objects.nodes().subscribe();
         loop {
             let why = match progress(&group) {
-                GroupProgress::Taken => return self.taken(&group).await.map(FollowOutcome::Made),
+                GroupProgress::Taken => {
+                    let taken = self.taken(&group, operation).await;
+                    return taken.map(FollowOutcome::Made);
+                }
                 GroupProgress::Leaving => return Ok(FollowOutcome::Changed),
                 GroupProgress::Refused(why) => Some(why),
                 GroupProgress::Waits(waits_for) => {
@@ -75,9 +85,14 @@ impl Lifecycle<ListedGroup> for Groups {
             // A group that a user deleted is never taken: it is removed and created again. An
             // admitted group stays, because some of its snapshots may be taken.
             let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
-            if is_hopeless && !self.is_admitted(&group).await? {
-                let why = why.map(|why| refused(&group, &group.spec.node_name, &snapshots, why));
-                return Ok(FollowOutcome::Withdraw(Box::new(group), why));
+            let mut admitted = Vec::new();
+            if is_hopeless {
+                admitted = self.admitted(&group).await?;
+                if admitted.is_empty() {
+                    let node = &group.spec.node_name;
+                    let why = why.map(|why| refused(&group, node, &snapshots, why));
+                    return Ok(FollowOutcome::Withdraw(Box::new(group), why));
+                }
             }
             let node = &group.spec.node_name;
             if let Some(silence) = self.objects.nodes().silence(node) {
@@ -86,7 +101,14 @@ impl Lifecycle<ListedGroup> for Groups {
             if let Some(why) = why {
                 operation.note(format!("node {node} to go on: {why}"));
             }
+            let pools: Vec<_> = admitted
+                .iter()
+                .map(|snapshot| (snapshot.node_name(), snapshot.pool_name()))
+                .collect();
             tokio::select! {
+                pool = self.objects.nodes().until_not_ready(&pools) => {
+                    return Err(not_ready(&group, pool).into());
+                }
                 change = operation.change(&group) => match change {
                     Some(changed) => group = changed,
                     None => return Ok(FollowOutcome::Changed),
@@ -154,8 +176,9 @@ impl Groups {
             }
         }
         let members = group.spec.members.iter();
-        let snapshots = try_join_all(members.map(|member| self.ask_for_snapshot(group, member)));
-        Ok(snapshots.await?.into_iter().collect())
+        // No request is given up: it could create a snapshot after the group is removed.
+        let snapshots = join_all(members.map(|member| self.ask_for_snapshot(group, member)));
+        snapshots.await.into_iter().collect()
     }
 
     async fn ask_for_snapshot(
@@ -172,7 +195,17 @@ impl Groups {
                     snapshots.finish_removal(snapshot, &mut operation).await?;
                     continue;
                 }
-                Some(snapshot) => return Ok(Some(snapshot)),
+                Some(snapshot) if is_member(group, &snapshot) => return Ok(Some(snapshot)),
+                Some(_) => {
+                    return Err(objects::Error::Different {
+                        object: named::<PoolSnapshot>(&member.snapshot),
+                        difference: format!(
+                            "it is not of {}",
+                            named::<PoolSnapshotGroup>(&group.name_any())
+                        ),
+                    }
+                    .into());
+                }
                 None => {}
             }
             let (volume, image) = self.snapshots.volume(&member.volume).await?;
@@ -186,17 +219,59 @@ impl Groups {
         }
     }
 
-    /// The listed fields of a taken group, with the current state of its snapshots.
-    async fn taken(&self, group: &PoolSnapshotGroup) -> Result<ListedGroup, Error> {
+    /// The listed fields of a taken group, with the current state of all of its snapshots (CGS-09).
+    ///
+    /// Fails if one of them is gone, or if the agent of its node is silent or its pool is not ready before the agent has
+    /// published it.
+    async fn taken(
+        &self,
+        group: &PoolSnapshotGroup,
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<ListedGroup, Error> {
+        let mut snapshots = Vec::new();
+        for member in &group.spec.members {
+            let id = &member.snapshot;
+            let published = self.published(group, id, operation).await?;
+            let missing = || objects::Error::Different {
+                object: named::<PoolSnapshotGroup>(&group.name_any()),
+                difference: format!("its snapshot {id} was removed"),
+            };
+            snapshots.push(published.ok_or_else(missing)?);
+        }
         for member in &group.spec.members {
             self.snapshots.until_shown(&member.snapshot, true).await;
         }
-        let listed = ListedGroup::of(group, &self.snapshots_of(group).await?);
-        let missing = || objects::Error::Different {
+        let waits = || objects::Error::Pending {
             object: named::<PoolSnapshotGroup>(&group.name_any()),
-            difference: "its snapshots were removed".to_owned(),
+            waits_for: "its snapshots".to_owned(),
         };
-        Ok(listed.ok_or_else(missing)?)
+        Ok(ListedGroup::of(group, &snapshots).ok_or_else(waits)?)
+    }
+
+    /// Waits until a snapshot of a taken group is published: each agent does this for its own. Returns None if it is gone.
+    async fn published(
+        &self,
+        group: &PoolSnapshotGroup,
+        id: &str,
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<Option<PoolSnapshot>, Error> {
+        let snapshots = self.snapshots.objects();
+        let mut waiting = snapshots.begin(id)?;
+        let mut current = snapshots.find(id).await?;
+        while let Some(snapshot) = current.take_if(|it| is_member(group, it)) {
+            if ListedSnapshot::of(&snapshot).is_some() {
+                return Ok(Some(snapshot));
+            }
+            operation.note(format!(
+                "node {} to publish snapshot {id}",
+                snapshot.node_name()
+            ));
+            current = match snapshots.change(&snapshot, &mut waiting).await? {
+                Some(changed) => Some(changed),
+                None => snapshots.find_again(&snapshot).await?,
+            };
+        }
+        Ok(None)
     }
 
     /// Why the node takes no snapshot; None if it does.
@@ -207,12 +282,11 @@ impl Groups {
         })
     }
 
-    /// Whether the agent has admitted a snapshot of the group, and so must finish the group.
-    async fn is_admitted(&self, group: &PoolSnapshotGroup) -> Result<bool, Error> {
-        let snapshots = self.snapshots_of(group).await?;
-        Ok(snapshots
-            .iter()
-            .any(|snapshot| snapshot.reserved().is_some()))
+    /// The snapshots of the group that an agent has admitted. If there is one, the agent must finish the group.
+    async fn admitted(&self, group: &PoolSnapshotGroup) -> Result<Vec<PoolSnapshot>, Error> {
+        let mut snapshots = self.snapshots_of(group).await?;
+        snapshots.retain(|snapshot| snapshot.reserved().is_some());
+        Ok(snapshots)
     }
 }
 

@@ -107,11 +107,17 @@ impl Groups {
         Ok(listed)
     }
 
-    /// The existing snapshots of a group.
+    /// The existing snapshots of a group. Another snapshot with the name of one of them is not of the group.
     async fn snapshots_of(&self, group: &PoolSnapshotGroup) -> Result<Vec<PoolSnapshot>, Error> {
         let members = group.spec.members.iter();
         let snapshots = self.snapshots.objects();
         let found = members.map(|member| snapshots.find(&member.snapshot));
-        Ok(try_join_all(found).await?.into_iter().flatten().collect())
+        let found = try_join_all(found).await?.into_iter().flatten();
+        Ok(found.filter(|it| is_member(group, it)).collect())
     }
+}
+
+/// Whether a snapshot with the name of a group's snapshot is of that group.
+fn is_member(group: &PoolSnapshotGroup, snapshot: &PoolSnapshot) -> bool {
+    snapshot.spec.group_name.as_deref() == group.metadata.name.as_deref()
 }

@@ -10,6 +10,7 @@ use super::{
     ensure::{FollowOutcome, Lifecycle},
     in_flight::Operation,
     listing::Listed,
+    not_ready::not_ready,
     silence::silent,
 };
 
@@ -55,7 +56,13 @@ impl<T: Listed<Object: ManagedObject> + Send> Lifecycle<T> for Objects<T::Object
             if let Some(silence) = self.nodes.silence(object.node_name()) {
                 return Err(silent(&object, silence));
             }
+            let is_admitted = object.reserved().is_some();
+            let pool = [(object.node_name(), object.pool_name())];
             tokio::select! {
+                // An object that is not admitted is withdrawn.
+                pool = self.nodes.until_not_ready(&pool), if is_admitted => {
+                    return Err(not_ready(&object, pool));
+                }
                 change = operation.change(&object) => match change {
                     Some(changed) => object = changed,
                     None => return Ok(FollowOutcome::Changed),

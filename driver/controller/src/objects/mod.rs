@@ -16,6 +16,7 @@ pub mod in_flight;
 pub mod listed_snapshot;
 pub mod listing;
 pub mod nodes;
+pub mod not_ready;
 pub mod removal;
 pub mod silence;
 pub mod watch;
@@ -23,7 +24,7 @@ pub mod watch;
 use std::{fmt::Debug, sync::Arc};
 
 use cistern_client::{Rejection, writes};
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, names};
+use cistern_crds::{Explanation, PoolSnapshot, PoolSnapshotGroup, PoolVolume, names};
 use kube::{Api, Client, Resource, ResourceExt as _, api::PostParams, core::ClusterResourceScope};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -71,6 +72,16 @@ pub enum Error {
         object: String,
         /// The node of the agent, and for how long it is silent.
         silence: Silence,
+    },
+    /// Its pool is not ready. The work stays as it is, and a repeated call resumes it.
+    #[error("{object} has to wait until its pool is ready on node {node}: {why}")]
+    PoolNotReady {
+        /// Noun and id of the object.
+        object: String,
+        /// The node of the pool.
+        node: String,
+        /// Reason and message of the agent.
+        why: Explanation,
     },
     /// An object of this name exists and differs from the request (CV-07, CS-05).
     #[error("{object} exists and differs from the request: {difference}")]

@@ -179,6 +179,20 @@ pub(crate) mod tests {
         node
     }
 
+    /// The view of these nodes.
+    pub(crate) fn view(nodes: Vec<StorageNode>) -> Nodes {
+        let view = Nodes::new();
+        for node in nodes {
+            show(&view, node);
+        }
+        view
+    }
+
+    /// Shows a node as the watch does.
+    pub(crate) fn show(view: &Nodes, node: StorageNode) {
+        view.apply_event(Event::Apply(node), &mut Known::new());
+    }
+
     pub(crate) fn set(
         conditions: &mut Vec<cistern_crds::Condition>,
         kind: ConditionType,

@@ -60,8 +60,10 @@ impl<K: ManagedObject + HasImage> Objects<K> {
                 let until = give_up_at(Instant::now(), operation.deadline());
                 let until = *patience.get_or_insert(until);
                 match timeout_at(until, self.change(object, operation)).await {
+                    Err(_) | Ok(Err(Error::PoolNotReady { .. })) => {
+                        return self.give_up(object, in_use).await;
+                    }
                     Ok(change) => change?,
-                    Err(_) => return self.give_up(object, in_use).await,
                 }
             }
         };

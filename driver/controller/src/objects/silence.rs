@@ -9,7 +9,9 @@ use cistern_crds::{
 };
 use kube::ResourceExt as _;
 
-use super::{Error, ManagedObject, Objects, in_flight::Operation, named, nodes::Nodes};
+use super::{
+    Error, ManagedObject, Objects, in_flight::Operation, named, nodes::Nodes, not_ready::not_ready,
+};
 
 /// An agent that does not report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,16 +53,18 @@ impl Nodes {
 
 impl<K: ManagedObject + HasImage> Objects<K> {
     /// Waits for the next change of the object, and returns the changed object; None if it seems to
-    /// be gone. Fails if the agent of its node is or becomes silent.
+    /// be gone. Fails if the agent of its node is or becomes silent, or if its pool stays not ready.
     pub async fn change(
         &self,
         object: &K,
         operation: &mut Operation<K>,
     ) -> Result<Option<K>, Error> {
+        let pool = [(object.node_name(), object.pool_name())];
         tokio::select! {
             biased;
             change = operation.change(object) => Ok(change),
             silence = self.nodes().until_silent(object.node_name()) => Err(silent(object, silence)),
+            pool = self.nodes().until_not_ready(&pool) => Err(not_ready(object, pool)),
         }
     }
 }

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn gc_06_no_single_volume_is_larger_than_the_pool_and_none_smaller_than_its_filesystem() {
+    fn gc_06_gc_07_no_single_volume_is_larger_than_the_pool_and_none_smaller_than_its_filesystem() {
         let overcommitted = [Arc::new(node("a", Bytes::gib(30), Bytes::gib(10)))];
         let found = capacity(&query(None, None), &overcommitted);
         assert_eq!(

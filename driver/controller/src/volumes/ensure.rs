@@ -4,8 +4,10 @@
 //! withdrawn first. An admitted object stays, and the error is not final
 //! ([`crate::objects::Error::Pending`]).
 
+use std::sync::Arc;
+
 use cistern_crds::{
-    PoolVolume, PoolVolumeSpec, SourceKind,
+    PoolVolume, PoolVolumeSpec, SourceKind, StorageNode,
     names::{self, SELECTED_NODE_ANNOTATION},
     parameters::RestorePlacement,
 };
@@ -136,6 +138,10 @@ impl Volumes {
             return self.choose_beside(source, wanted, refusals).await;
         };
         if wanted.placement == RestorePlacement::Chosen {
+            // No node has room: as below.
+            if let Err(error) = placement::choose(wanted, &nodes, refusals) {
+                return Err(source.misplaced(error.into()));
+            }
             let choice = self.choose(wanted, refusals).await?;
             if elsewhere.requirement.allows(&choice.node) {
                 return Ok(choice);
@@ -159,8 +165,7 @@ impl Volumes {
         if first == Some(&names::topology_value(source.node()))
             && self.scheduler_has_chosen(wanted).await?
         {
-            let why = format!("{why}, and the scheduler has chosen it");
-            return Err(no_room(wanted, why).into());
+            return Err(choose_again(wanted, &nodes, refusals, why));
         }
         self.choose(&elsewhere, refusals).await
     }
@@ -194,11 +199,11 @@ impl Volumes {
                 .collect();
             return Err(no_room(wanted, each.join("; ")).into());
         }
-        let choice = placement::choose(wanted, &self.all_nodes()?, refusals)?;
+        let nodes = self.all_nodes()?;
+        let choice = placement::choose(wanted, &nodes, refusals)?;
         match &choice.passed_over {
             Some(why) if self.scheduler_has_chosen(wanted).await? => {
-                let why = format!("{why}, and the scheduler has chosen it");
-                Err(no_room(wanted, why).into())
+                Err(choose_again(wanted, &nodes, refusals, why))
             }
             Some(_) | None => Ok(choice),
         }
@@ -228,6 +233,34 @@ fn no_room(wanted: &NewVolume, why: String) -> placement::Error {
         pools: wanted.pools.clone(),
         size: wanted.size.chosen,
         why,
+    }
+}
+
+/// The error that makes the scheduler choose again, because the first preferred node cannot take the volume.
+///
+/// A copy may have no room there although the published capacity shows room. Then the scheduler would choose that node again,
+/// without an end, so the error is one with a back-off.
+fn choose_again(
+    wanted: &NewVolume,
+    nodes: &[Arc<StorageNode>],
+    refusals: &[Refusal],
+    why: &str,
+) -> Error {
+    let why = format!("{why}, and the scheduler has chosen it");
+    let first = wanted.requirement.preferred.first();
+    match wanted.source.as_ref().zip(first) {
+        Some((source, first)) if placement::has_published_room(wanted, first, nodes, refusals) => {
+            source::Error::NoRoom {
+                origin: source.named(),
+                node: first.clone(),
+                size: wanted.size.chosen,
+                why: format!(
+                    "{why}, where its pools have room for the claim, but not for the copy"
+                ),
+            }
+            .into()
+        }
+        Some(_) | None => no_room(wanted, why).into(),
     }
 }
 

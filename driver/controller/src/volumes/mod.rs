@@ -31,7 +31,7 @@ use futures::{
     future::{self, BoxFuture},
 };
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
-use kube::Api;
+use kube::{Api, ResourceExt as _};
 use tokio::sync::Notify;
 
 pub use self::{
@@ -118,6 +118,12 @@ impl Volumes {
         let found = self.objects.find(id).await?;
         let volume = found.filter(|volume| ListedVolume::of(volume).is_some());
         Ok(volume.ok_or_else(|| not_found::<PoolVolume>(id))?)
+    }
+
+    /// Reads a volume again. Fails if it is gone, or if a request to the API server fails.
+    async fn read_again(&self, volume: &PoolVolume) -> Result<PoolVolume, Error> {
+        let found = self.objects.find_again(volume).await?;
+        Ok(found.ok_or_else(|| not_found::<PoolVolume>(&volume.name_any()))?)
     }
 
     /// Reads the listed fields and the problems of a volume. Fails if it does not exist or cannot

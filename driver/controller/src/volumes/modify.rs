@@ -43,6 +43,8 @@ impl Volumes {
         changes: &AttributeChanges,
         operation: &mut Operation<PoolVolume>,
     ) -> Result<(), Error> {
+        // What the agent wrote before this operation began is not delivered to it.
+        volume = self.read_again(&volume).await?;
         // A refusal from before this call may be stale: ask once more.
         let (mut asked, mut refusal) = (false, None);
         loop {

@@ -13,7 +13,7 @@ use cistern_crds::{
 };
 use kube::ResourceExt as _;
 
-use super::request::NewVolume;
+use super::request::{NewVolume, Requirement};
 use crate::objects::follow::Refusal;
 
 /// Maximum number of pools on nodes that an error names, unless the class has more pools: an error always
@@ -110,6 +110,27 @@ pub(super) fn choose(
         pool: chosen.pool.to_owned(),
         passed_over,
     })
+}
+
+/// Whether the scheduler chooses a node for a claim again after it was refused a copy there: the published capacity shows room.
+///
+/// That is the capacity of all pools of the class for an empty volume of the requested size. A copy may need more: a certain
+/// pool, a pool that has copies, or the size of its source.
+pub(super) fn has_published_room(
+    wanted: &NewVolume,
+    value: &str,
+    nodes: &[Arc<StorageNode>],
+    refusals: &[Refusal],
+) -> bool {
+    let mut claimed = wanted.clone();
+    claimed.source = None;
+    // Without a size, any room counts.
+    claimed.size.chosen = wanted.size.required.max(Bytes(1));
+    claimed.requirement = Requirement {
+        requisite: Some(vec![value.to_owned()]),
+        preferred: Vec::new(),
+    };
+    choose(&claimed, nodes, refusals).is_ok()
 }
 
 /// A pool on a node that the request allows, and its state there.

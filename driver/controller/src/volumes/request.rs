@@ -148,6 +148,8 @@ impl NewVolume {
     /// Why the volume is incompatible with the request, regardless of its node.
     fn unlike(&self, existing: &PoolVolume) -> Option<String> {
         let spec = &existing.spec;
+        // The spec may request a growth that is not done, and a pool may round up.
+        let size = existing.size().unwrap_or(spec.size);
         let made_from = spec.content_source.as_ref().map(SourceReference::from);
         let inherits = self.source.is_some() && self.filesystem.is_none();
         if spec.requested_name != self.name {
@@ -189,8 +191,8 @@ impl NewVolume {
             Some(encrypted.unwrap_or_else(|| "it is not encrypted".to_owned()))
         } else if !self.access_modes.iter().all(|mode| spec.serves(*mode)) {
             Some(format!("its access modes are {:?}", spec.access_modes))
-        } else if !self.size.contains(spec.size) {
-            Some(format!("its size is {}", spec.size))
+        } else if !self.size.contains(size) {
+            Some(format!("its size is {size}"))
         } else {
             None
         }
@@ -380,5 +382,35 @@ pub(crate) mod tests {
         assert_eq!(wanted.difference(&existing), None);
         wanted.size.limit = Some(Bytes::mib(1023));
         assert!(wanted.difference(&existing).is_some());
+    }
+
+    #[test]
+    fn cv_07_cv_23_the_size_that_a_volume_has_counts_and_not_the_one_in_its_spec() {
+        let sized = |spec: Bytes, made: Bytes| {
+            let mut existing = wanted("pvc-1").in_pool("fast", "n1", None);
+            existing.spec.size = spec;
+            existing.status.get_or_insert_default().size = Some(made);
+            existing
+        };
+        let range = |required, limit| {
+            let mut wanted = wanted("pvc-1");
+            wanted.size = SizeRange {
+                required,
+                limit,
+                chosen: required,
+            };
+            wanted
+        };
+        let growing = sized(Bytes::gib(2), Bytes::gib(1));
+        let difference = range(Bytes::gib(2), None).difference(&growing).unwrap();
+        assert!(difference.contains("1Gi"), "{difference}");
+        assert_eq!(range(Bytes::gib(1), None).difference(&growing), None);
+
+        let rounded = sized(Bytes::mib(1025), Bytes::mib(1028));
+        let required = Bytes::mib(1025);
+        let too_small = range(required, Some(Bytes::mib(1027)));
+        assert!(too_small.difference(&rounded).is_some());
+        let fits = range(required, Some(Bytes::mib(1028)));
+        assert_eq!(fits.difference(&rounded), None);
     }
 }

@@ -76,16 +76,16 @@ pub enum Error {
         /// Largest size that the request allows, in bytes.
         limit: Bytes,
     },
-    /// Its node cannot take a copy now, and no other node can. No object remains.
+    /// The node cannot take a copy now, and to choose another one would not help. No object remains.
     #[error("a volume of {size} cannot be made from {origin} on node {node}: {why}")]
     NoRoom {
         /// Kind and id of the source.
         origin: String,
-        /// Name of the node that holds the source.
+        /// Name of the node that holds the source, or that the scheduler has chosen.
         node: String,
         /// Size of the requested copy in bytes.
         size: Bytes,
-        /// Why its node cannot take it.
+        /// Why the node cannot take it.
         why: String,
     },
     /// The node refuses the copy. No object remains.

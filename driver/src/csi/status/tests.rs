@@ -61,6 +61,15 @@ fn of_objects() -> Vec<Row> {
             true,
         ),
         (
+            objects::Error::PoolNotReady {
+                object: object(),
+                node: "n1".into(),
+                why: Explanation::new(Reason::ReadOnly, "pool fast: ReadOnly: the disk is gone"),
+            },
+            Code::Unavailable,
+            true,
+        ),
+        (
             objects::Error::Different {
                 object: object(),
                 difference: "it is larger".into(),
@@ -240,6 +249,7 @@ fn k8s_04_a_code_is_final_exactly_if_the_call_leaves_nothing_behind() {
                     | objects::Error::Busy { .. }
                     | objects::Error::Pending { .. }
                     | objects::Error::Silent { .. }
+                    | objects::Error::PoolNotReady { .. }
             ) | volumes::Error::Source(SourceError::NotReady { .. })
         );
         assert_eq!(called_again, waits, "{error}: {code:?}");

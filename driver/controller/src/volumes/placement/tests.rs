@@ -334,6 +334,37 @@ fn of_several_pools_the_one_with_the_most_room_on_the_first_node_that_fits_is_ch
 }
 
 #[test]
+fn a_node_whose_published_capacity_shows_room_is_chosen_again_also_if_a_copy_has_none_there() {
+    let mut copy = of_two_pools(4, &["a"]);
+    copy.size.required = Bytes::gib(1);
+    copy.source = Some(SourceReference {
+        kind: SourceKind::Snapshot,
+        id: "snapshot-1".into(),
+    });
+    let shown = |rooms: [u64; 2], refusals: &[Refusal]| {
+        let [first, second] = rooms;
+        let nodes = [node_of("a", &[("nvme-0", first), ("nvme-1", second)])];
+        has_published_room(&copy, "a", &nodes, refusals)
+    };
+    assert!(shown([0, 5], &[]), "the other pool has room");
+    assert!(shown([2, 0], &[]), "the claim is smaller than the source");
+    assert!(!shown([0, 0], &[]));
+    let refusal = Refusal {
+        pool: "nvme-1".to_owned(),
+        ..refusal("a", Reason::NoSpace)
+    };
+    assert!(
+        !shown([0, 5], &[refusal]),
+        "the capacity is not published yet"
+    );
+    let groups = [Arc::new(node_of_volume_group("a", Bytes::gib(5)))];
+    copy.pools = PoolNames::only("fast");
+    copy.attributes.provisioning = Provisioning::Thick;
+    assert!(choose(&copy, &groups, &[]).is_err(), "it has no copies");
+    assert!(has_published_room(&copy, "a", &groups, &[]));
+}
+
+#[test]
 fn another_pool_of_the_node_is_used_when_one_is_cordoned_not_ready_or_has_refused() {
     type Change = fn(&mut StorageNode);
     let changes: [Change; 3] = [
