@@ -1,8 +1,8 @@
 //! `/fsck` of the node plugin: the report of `cistern-driver fsck`, for those who reach the port of
 //! its metrics.
 //!
-//! *Invariant:* it changes nothing. One comparison runs at a time, and its result is repeated for
-//! [`YOUNG`], so that the number of callers neither loads the disk nor the API server.
+//! *Invariant:* it changes nothing, and asks the API server nothing: it compares the node with what the watches of the agent show.
+//! One comparison runs at a time, and its result is repeated for [`YOUNG`], so that the number of callers does not load the disk.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,9 +14,7 @@ use axum::{
     routing::get,
 };
 use cistern_client::Chain;
-use cistern_host::Root;
-use cistern_node::{blocking::to_its_end, fsck};
-use kube::Client;
+use cistern_node::{agent::Agent, blocking::to_its_end, fsck};
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
@@ -34,25 +32,21 @@ type Outcome = Result<String, String>;
 
 /// The comparison of one node with its custom resources, on request.
 pub struct Inspection {
-    client: Client,
-    node: String,
-    root: Root,
+    agent: Arc<Agent>,
     last: Arc<Mutex<Option<(Instant, Outcome)>>>,
 }
 
 impl fmt::Debug for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Inspection of {}", self.node)
+        write!(f, "Inspection of {}", self.agent.node().name)
     }
 }
 
 impl Inspection {
-    /// An inspection of `node`, whose pools are below `root`.
-    pub fn new(client: Client, node: &str, root: Root) -> Self {
+    /// An inspection of the node of an agent.
+    pub fn new(agent: Arc<Agent>) -> Self {
         Self {
-            client,
-            node: node.to_owned(),
-            root,
+            agent,
             last: Arc::default(),
         }
     }
@@ -69,10 +63,10 @@ impl Inspection {
         {
             return outcome.clone();
         }
-        let (client, node, root) = (self.client.clone(), self.node.clone(), self.root.clone());
+        let agent = Arc::clone(&self.agent);
         // Goes on without its caller and keeps its turn: on a disk that hangs, there is one at most.
         let comparison = to_its_end(async move {
-            let outcome = compare(client, &node, root).await;
+            let outcome = compare(&agent).await;
             *last = Some((Instant::now(), outcome.clone()));
             outcome
         });
@@ -95,8 +89,8 @@ async fn report(State(inspection): State<Arc<Inspection>>) -> Response {
     }
 }
 
-async fn compare(client: Client, node: &str, root: Root) -> Outcome {
-    let report = fsck::check(client, node, root).await;
+async fn compare(agent: &Agent) -> Outcome {
+    let report = fsck::check_watched(agent).await;
     let mut report = report.map_err(|error| Chain(&error).to_string())?;
     report.shorten(LISTED);
     serde_json::to_string(&report).map_err(|error| error.to_string())

@@ -153,7 +153,7 @@ pub async fn node(options: config::Node) -> Result {
     agent.agent().node().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
-    let inspection = Inspection::new(client.clone(), node_name, root(&options.location)).routes();
+    let inspection = Inspection::new(agent.agent()).routes();
     let on_node = || OnNode::new(agent.agent(), client.clone());
     let metadata = SnapshotMetadata::new(Metadata::new(Arc::new(on_node())));
     let controllers = Arc::new(Controllers::default());

@@ -2,7 +2,8 @@
 //! filesystems.
 //!
 //! *Invariants:* no shell, no inherited environment, operands after `--`; every call returns by the
-//! tool's deadline. A tool that reads a tenant's data has limits of memory and processor time.
+//! tool's deadline. A tool that reads a tenant's data has limits of memory and processor time. No tool takes memory for more
+//! output than is kept.
 
 mod stderr;
 
@@ -24,7 +25,7 @@ use cistern_types::Bytes;
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{MemfdFlags, memfd_create},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
@@ -36,6 +37,8 @@ pub(crate) const STDIN: &str = "/proc/self/fd/0";
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// Bytes of a tool's output that are kept.
 const OUTPUT_LIMIT: u64 = 64 << 10;
+/// The file of a tool's output has a multiple of this size in bytes, because the kernel refuses a write to a part of a page.
+const PAGE: u64 = 4096;
 /// How long to wait for a killed process to exit: longer means that it is stuck in the kernel.
 const REAP_TIME: Duration = Duration::from_secs(5);
 
@@ -297,9 +300,7 @@ impl Command {
     }
 
     fn start(&self, input: Option<BorrowedFd<'_>>) -> io::Result<(Child, File, io::PipeReader)> {
-        // A file in memory instead of a pipe: it need not be read while the tool runs, and a
-        // grandchild that keeps it open does not block the reader.
-        let stdout = File::from(memfd_create(c"stdout", MemfdFlags::CLOEXEC)?);
+        let stdout = output_file(self.output_limit)?;
         let (reader, writer) = io::pipe()?;
         let stdin = match input {
             Some(file) => Stdio::from(file.try_clone_to_owned()?),
@@ -437,10 +438,26 @@ fn is_ready(
         .is_some_and(|event| !event.revents().is_empty()))
 }
 
+/// Makes the standard output of a tool, which takes about as many bytes as are kept. The tool gets an error for what it writes
+/// after that.
+///
+/// A file in memory instead of a pipe: it need not be read while the tool runs, and a grandchild that keeps it open does not
+/// block the reader.
+fn output_file(limit: u64) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create(c"stdout", flags)?);
+    // A part that was never written takes no memory.
+    file.set_len(limit.next_multiple_of(PAGE))?;
+    fcntl_add_seals(&file, SealFlags::GROW)?;
+    Ok(file)
+}
+
 fn read(file: &mut File, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
+    // Where the tool has stopped to write: both have the same position.
+    let written = file.stream_position()?;
     file.rewind()?;
-    file.take(limit).read_to_end(&mut bytes)?;
+    file.take(limit.min(written)).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -537,6 +554,21 @@ mod tests {
             output.unwrap().stdout
         };
         assert_eq!((kept(4).as_str(), kept(64).as_str()), ("-- t", "-- text"));
+    }
+
+    #[test]
+    fn a_tool_that_writes_more_than_is_kept_gets_an_error_and_takes_no_memory_for_it() {
+        let zeros = Command::new("dd", SOON)
+            .operand("if=/dev/zero")
+            .operand("bs=64K")
+            .operand("count=1024");
+        let output = zeros.run(None, &|_| false).unwrap();
+        assert_eq!(output.exit, Some(1), "{}", output.stderr);
+        assert_eq!(output.stdout.len() as u64, OUTPUT_LIMIT);
+        let file = output_file(1).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), PAGE);
+        let grown = file.set_len(PAGE + 1).unwrap_err();
+        assert_eq!(grown.kind(), io::ErrorKind::PermissionDenied);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cistern-driver fsck`: compares this node with the custom resources.
 //!
-//! Users and tests use the same checker. It changes nothing and uses neither the agent nor kubelet.
+//! Users and tests use the same checker. It changes nothing and uses neither the agent nor kubelet. `/fsck` of the node plugin
+//! makes the same comparison with what the watches of the agent show, so that a call costs the API server nothing.
 //! Work in progress may appear as a finding that is gone in the next run.
 
 use std::{fmt, io};
@@ -9,11 +10,12 @@ use cistern_client::Rejection;
 use cistern_crds::{
     PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, is_zero,
 };
-use cistern_host::Root;
-use kube::{Api, Client, api::ListParams};
+use cistern_host::{Inventory, Root, Uid};
+use kube::{Api, Client, api::ListParams, runtime::reflector::store::WriterDropped};
 use serde::Serialize;
 
 use crate::{
+    agent::{Agent, desired::readable},
     blocking::{self, on_host},
     findings::{self, Finding, View, findings},
 };
@@ -29,6 +31,21 @@ pub enum Error {
         /// Error of the request.
         #[source]
         source: Box<kube::Error>,
+    },
+    /// The watches of the custom resources have ended.
+    #[error("the custom resources of node {node} are not watched any more")]
+    Unwatched {
+        /// Name of the node.
+        node: String,
+        /// Error of the watch.
+        #[source]
+        source: WriterDropped,
+    },
+    /// This version cannot read one of the custom resources, which may claim any image.
+    #[error("cannot read a custom resource of node {node}: was it written by a later version")]
+    Unreadable {
+        /// Name of the node.
+        node: String,
     },
     /// The host cannot be inspected.
     #[error("cannot inspect the node")]
@@ -79,10 +96,7 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
     let groups = nodes.get_opt(node).await.map_err(failed)?;
     let groups = groups.map_or_else(Vec::new, |node| findings::groups(&node.spec));
     // Reads the disk first: images made afterwards have their custom resource already.
-    let inventory = on_host((), move || root.inventory(&groups))
-        .await
-        .map_err(Error::Broken)?
-        .map_err(Error::Host)?;
+    let inventory = inventory(root, groups).await?;
     let volumes: Api<PoolVolume> = Api::all(client.clone());
     let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
     let groups: Api<PoolSnapshotGroup> = Api::all(client.clone());
@@ -100,7 +114,46 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
         },
         inventory,
     };
-    Ok(Report {
+    Ok(report(node, &view))
+}
+
+/// Compares the node of an agent with its custom resources as the watches show them, once the first lists have arrived. Fails if the
+/// host cannot be inspected, if a watch has ended, or if this version cannot read a custom resource.
+pub async fn check_watched(agent: &Agent) -> Result<Report, Error> {
+    let (name, desired) = (&agent.node.name, &agent.desired);
+    let complete = desired.complete().await;
+    complete.map_err(|source| Error::Unwatched {
+        node: name.clone(),
+        source,
+    })?;
+    let unreadable = || Error::Unreadable { node: name.clone() };
+    let node = || match desired.node() {
+        Some(object) => readable(&object).cloned().ok_or_else(unreadable).map(Some),
+        None => Ok(None),
+    };
+    let groups = node()?.map_or_else(Vec::new, |node| findings::groups(&node.spec));
+    // Reads the disk first: images made afterwards have their custom resource already.
+    let inventory = inventory(agent.node.root.clone(), groups).await?;
+    let (volumes, snapshots, groups, replicas) = desired.everything().ok_or_else(unreadable)?;
+    let view = View {
+        node: node()?,
+        volumes,
+        snapshots,
+        groups,
+        replicas,
+        inventory,
+    };
+    Ok(report(name, &view))
+}
+
+/// Reads what the node has.
+async fn inventory(root: Root, groups: Vec<(Uid, Option<String>)>) -> Result<Inventory, Error> {
+    let read = on_host((), move || root.inventory(&groups)).await;
+    read.map_err(Error::Broken)?.map_err(Error::Host)
+}
+
+fn report(node: &str, view: &View) -> Report {
+    Report {
         node: node.to_owned(),
         pools: view.inventory.pools.len(),
         volumes: view.volumes.len(),
@@ -113,9 +166,9 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
             .sum(),
         loops: view.inventory.loops.len(),
         mounts: view.inventory.mounts.len(),
-        findings: findings(&view),
+        findings: findings(view),
         unlisted: 0,
-    })
+    }
 }
 
 impl fmt::Display for Report {

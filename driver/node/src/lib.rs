@@ -6,7 +6,7 @@
 //! mounting → agent (what is there), cistern-host (mounts)
 //! metadata → agent, cistern-host (extents)
 //! sending  → agent, metadata, cistern-host (copies)
-//! fsck     → custom resources, cistern-host (inventory)
+//! fsck     → custom resources or agent (what the watches show), cistern-host (inventory)
 //! ```
 //!
 //! *Invariant:* this crate and the controller communicate through the custom resources, except that the controller asks for

@@ -1,12 +1,14 @@
 //! Accepts connections, and passes on those whose peer has a key that is admitted.
 //!
 //! *Invariants:* at most [`HANDSHAKES`] peers without a known key are served at a time, each for at most
-//! [`HANDSHAKE`]. With more of them the oldest is disconnected, so peers that say nothing do not delay others. A connection
-//! whose key is not admitted any more is closed, also while its peer takes nothing.
+//! [`HANDSHAKE`]. With more of them the oldest of the address that has most of them is disconnected. So peers that say nothing do
+//! not delay others, and no address takes the handshakes of other addresses, however many it begins. A connection whose key is not
+//! admitted any more is closed, also while its peer takes nothing.
 
 use std::{
-    collections::VecDeque,
+    collections::HashMap,
     io,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -44,7 +46,7 @@ pub(crate) fn connections(
         tls,
         admits,
         handshakes: JoinSet::new(),
-        oldest: VecDeque::new(),
+        begun: Vec::new(),
         connections: Arc::new(Semaphore::new(CONNECTIONS)),
     };
     stream::unfold(acceptor, async |mut acceptor| {
@@ -58,8 +60,8 @@ struct Acceptor {
     tls: TlsAcceptor,
     admits: Arc<Admits>,
     handshakes: JoinSet<Option<Connection>>,
-    /// The handshakes in the order of their begin; some may have ended.
-    oldest: VecDeque<AbortHandle>,
+    /// The handshakes and the addresses of their peers, in the order of their begin; some may have ended.
+    begun: Vec<(IpAddr, AbortHandle)>,
     connections: Arc<Semaphore>,
 }
 
@@ -68,7 +70,7 @@ impl Acceptor {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => self.begin(stream),
+                    Ok((stream, peer)) => self.begin(stream, peer.ip().to_canonical()),
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection of another node");
                         tokio::time::sleep(PAUSE).await;
@@ -83,14 +85,16 @@ impl Acceptor {
         }
     }
 
-    fn begin(&mut self, stream: TcpStream) {
+    fn begin(&mut self, stream: TcpStream, address: IpAddr) {
         let (tls, connections) = (self.tls.clone(), Arc::clone(&self.connections));
         let admits = Arc::clone(&self.admits);
-        self.oldest.retain(|handshake| !handshake.is_finished());
-        if self.oldest.len() >= HANDSHAKES
-            && let Some(oldest) = self.oldest.pop_front()
-        {
-            oldest.abort();
+        self.begun.retain(|(_, handshake)| !handshake.is_finished());
+        if self.begun.len() >= HANDSHAKES {
+            let addresses: Vec<_> = self.begun.iter().map(|(address, _)| *address).collect();
+            if let Some(crowding) = crowding(&addresses) {
+                let (_, handshake) = self.begun.remove(crowding);
+                handshake.abort();
+            }
         }
         let begun = self.handshakes.spawn(async move {
             let stream = timeout(HANDSHAKE, tls.accept(stream)).await.ok()?.ok()?;
@@ -105,8 +109,19 @@ impl Acceptor {
                 _permit: permit,
             })
         });
-        self.oldest.push_back(begun);
+        self.begun.push((address, begun));
     }
+}
+
+/// Index of the handshake that ends to make room: the oldest of the address that has most of them. None if there is none.
+fn crowding(addresses: &[IpAddr]) -> Option<usize> {
+    let mut counts = HashMap::<IpAddr, usize>::new();
+    for address in addresses {
+        *counts.entry(*address).or_default() += 1;
+    }
+    let most = counts.values().max()?;
+    let has_most = |address: &IpAddr| counts.get(address) == Some(most);
+    addresses.iter().position(has_most)
 }
 
 /// When to check whether a key is still admitted.
@@ -187,5 +202,34 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(last_bytes: &[u8]) -> Vec<IpAddr> {
+        let address = |last: &u8| IpAddr::from([192, 0, 2, *last]);
+        last_bytes.iter().map(address).collect()
+    }
+
+    #[test]
+    fn an_address_that_begins_many_handshakes_takes_none_of_another_address() {
+        assert_eq!(crowding(&addresses(&[1, 2, 2, 2])), Some(1));
+        assert_eq!(crowding(&addresses(&[2, 1, 3, 1])), Some(1));
+        // With the same number of each, the oldest of all ends.
+        assert_eq!(crowding(&addresses(&[3, 1, 2])), Some(0));
+        assert_eq!(crowding(&[]), None);
+
+        let (mut begun, calm) = (addresses(&[1, 3]), addresses(&[1, 3]));
+        for _ in 0..1000 {
+            begun.push(IpAddr::from([192, 0, 2, 2]));
+            if begun.len() > HANDSHAKES {
+                begun.remove(crowding(&begun).unwrap());
+            }
+        }
+        assert_eq!(begun.len(), HANDSHAKES);
+        assert_eq!(begun[..2], calm);
     }
 }

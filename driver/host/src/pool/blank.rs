@@ -11,6 +11,7 @@ use cistern_types::FilesystemType;
 use super::Unusable;
 use crate::{
     cause::Cause,
+    check::LIMITS,
     command::{Command, STDIN},
     system::{DeviceNumber, System},
 };
@@ -64,14 +65,7 @@ pub(super) fn signature(
     device: BorrowedFd<'_>,
     usages: &[&str],
 ) -> Result<Option<Unusable>, Cause> {
-    let command = Command::new("blkid", DEADLINE)
-        .arg("-p")
-        .option("-o", "export");
-    let command = match usages {
-        [] => command,
-        usages => command.option("-u", usages.join(",")),
-    };
-    let command = command.operand(STDIN);
+    let command = probe(usages);
     let output = system.run(&command, device)?;
     let says_nothing = output.stdout.trim().is_empty() && output.stderr.trim().is_empty();
     match output.exit {
@@ -87,5 +81,31 @@ pub(super) fn signature(
         }
         Some(SEVERAL_FOUND) => Ok(Some(Unusable::SeveralFormats)),
         _ => Err(command.failed(&output).into()),
+    }
+}
+
+/// Anybody may have written what is on the device.
+fn probe(usages: &[&str]) -> Command {
+    let command = Command::new("blkid", DEADLINE)
+        .arg("-p")
+        .option("-o", "export");
+    let command = match usages {
+        [] => command,
+        usages => command.option("-u", usages.join(",")),
+    };
+    command.operand(STDIN).limited(LIMITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tool_that_reads_a_device_has_limits() {
+        let all: &[&str] = &[];
+        for usages in [all, &["raid"]] {
+            let command = probe(usages);
+            assert_eq!(command.clone().limited(LIMITS), command);
+        }
     }
 }

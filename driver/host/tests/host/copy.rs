@@ -6,13 +6,14 @@ use cistern_host::{
     Expectation, Image, ImageRequest, Pool, PoolDeclaration,
     copy::{CHUNK, Chunk, CopyRequest},
     image::Error,
+    mounting,
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 
 use crate::{
     harness::{
-        Machine, Volume, allocated, chain, image_path, image_pool, must, open_new, request, run,
-        uid, unstage,
+        Machine, Volume, allocated, chain, image_path, image_pool, must, open_new, released,
+        request, run, uid, unstage,
     },
     scenario::Volumes as _,
     snapshot::{SIZE, from, snapshot_of, take_snapshot},
@@ -124,6 +125,51 @@ fn a_volume_that_is_made_from_a_copy_has_the_files_and_the_size_and_leaves_no_co
         assert!(allocated(&path) >= volume.size.0, "{filesystem}");
         assert_eq!(must(other.incoming()), [], "{filesystem}");
         unstage(&machine, &made.uid, &restored);
+    }
+}
+
+#[test]
+fn a_damaged_ext4_that_was_copied_is_refused_as_one_that_was_restored_in_its_own_pool() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let ext4 = |name, size| request(name, size, FilesystemType::Ext4, Provisioning::Thin);
+    let image = must(pool.new_image(&ext4("a", SIZE)));
+    let staging = machine.staging("source");
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+    fs::create_dir(staging.join("folder")).unwrap();
+    unstage(&machine, &image.uid, &staging);
+    let path = image_path(&machine, &image.uid);
+    // A directory whose inode says that it is a file, which needs a decision.
+    for change in [
+        "set_inode_field folder mode 0100644",
+        "set_super_value state 2",
+    ] {
+        run("debugfs", &["-w", "-R", change, path.to_str().unwrap()]);
+    }
+    let snapshot = snapshot_of(&image, "s");
+    let snapshot = take_snapshot(&machine, &pool, snapshot, Consistency::Crash);
+    let snapshot = must(snapshot);
+
+    // A larger volume is checked when it is made, and one of the same size before it is mounted.
+    let (same, larger) = (ext4("b", SIZE), ext4("c", Bytes::mib(400)));
+    let (same, larger) = (from(&snapshot, same), from(&snapshot, larger));
+    for (home, is_copied) in [(&pool, false), (&other, true)] {
+        if is_copied {
+            copy(&pool, &snapshot, &other, &same);
+            copy(&pool, &snapshot, &other, &larger);
+        }
+        let error = home.new_image(&larger).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+        assert_eq!(must(home.image(&larger.uid)), None);
+        let made = must(home.new_image(&same));
+        let restored = machine.staging("restored");
+        let error = home.stage(&Volume::new(&made).stage(&restored));
+        let error = error.unwrap_err();
+        let is_damage = matches!(error, mounting::Error::Image(Error::Damaged { .. }));
+        assert!(is_damage, "{error}");
+        assert!(!machine.mounts().contains(&restored));
+        released(&machine, &made.uid);
+        must(home.remove_image(&made.uid));
     }
 }
 

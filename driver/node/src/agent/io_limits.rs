@@ -63,6 +63,11 @@ impl IoEnforcement {
         }
     }
 
+    /// Whether limits can be enforced on this node.
+    pub fn is_available(&self) -> bool {
+        self.controller.is_ok()
+    }
+
     /// Sets the limits of those volumes that are attached. Blocks.
     pub fn apply(&self, root: &Root, volumes: &[LimitedVolume]) {
         let Ok(controller) = &self.controller else {

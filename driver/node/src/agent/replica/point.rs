@@ -71,6 +71,11 @@ fn held(pool: &dyn Engine, wanted: &Wanted, replica: &PoolReplica) -> Result<Hel
     let Some(image) = pool.point(&volume, &by)? else {
         return Ok(Held::Nothing);
     };
+    let reported = replica.received_snapshot();
+    if reported.is_some_and(|reported| reported.image == image.as_str()) {
+        // It was on the disk before it was reported, and a replica that waits looks every few seconds.
+        return Ok(Held::Snapshot(image));
+    }
     // It is on the disk after that: the call that made it the point may have failed at the sync.
     let is_kept = pool.has_point(&volume, &by, &image)?;
     Ok(if is_kept {
