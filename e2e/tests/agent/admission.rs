@@ -157,11 +157,7 @@ async fn r12_of_twenty_concurrent_volumes_as_many_are_admitted_as_fit() {
 #[tokio::test]
 async fn r12_a_volume_that_a_pool_filled_by_others_cannot_make_is_refused_and_leaves_nothing() {
     let node = Fixture::start("agent-full-disk").await;
-    // The ledger does not know it, because it has the prefix of Cistern's own files.
-    let fill = "cd $0/..
-        free=$(($(stat -f -c '%a * %S' .) - (128 << 20)))
-        until fallocate -l $free .cistern-filler; do free=$((free - (1 << 20))); done";
-    node.shell(fill, &[]).await;
+    node.fill().await;
     let mut desired = node.desired_volume("thick", Bytes::mib(512));
     desired.spec.attributes.provisioning = Provisioning::Thick;
     let object = node.create(&desired).await;
@@ -176,7 +172,7 @@ async fn r12_a_volume_that_a_pool_filled_by_others_cannot_make_is_refused_and_le
     assert_eq!(node.shell("ls $0; ls $0/../tmp", &[]).await, "");
     node.force_delete(&object.name_any()).await;
 
-    node.shell("rm $0/../.cistern-filler", &[]).await;
+    node.unfill().await;
     node.create_ready(&desired).await;
     node.finish().await;
 }

@@ -218,6 +218,20 @@ impl Fixture {
         output(command, SCRIPT).await
     }
 
+    /// Fills the disk of the pool, except for 128 MiB. The ledger does not know the file, because it has the prefix of Cistern's own
+    /// files.
+    async fn fill(&self) {
+        let fill = "cd $0/..
+            free=$(($(stat -f -c '%a * %S' .) - (128 << 20)))
+            until fallocate -l $free .cistern-filler; do free=$((free - (1 << 20))); done";
+        self.shell(fill, &[]).await;
+    }
+
+    /// Frees what [`Self::fill`] has filled.
+    async fn unfill(&self) {
+        self.shell("rm $0/../.cistern-filler", &[]).await;
+    }
+
     /// Makes the filesystem of a folder read-only, as the kernel does on errors. The kernel refuses
     /// while the agent or a program that it starts has a file open for writing.
     async fn remount_read_only(&self, folder: &Path) {

@@ -167,6 +167,49 @@ async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitt
     target.finish().await;
 }
 
+#[tokio::test]
+async fn a_copy_that_a_pool_filled_by_others_cannot_hold_refuses_its_volume_and_leaves_nothing() {
+    let (source, target) = tokio::join!(
+        Fixture::start("agent-full-source"),
+        Fixture::start("agent-full-target")
+    );
+    let volume = source.volume("source", Bytes::mib(300)).await;
+    let mounted = stage(&source, &volume, "source").await;
+    write(&source, &mounted, "data", 200).await;
+    let checksums = sums(&source, &mounted).await;
+    let snapshot = source.snapshot("s", &volume).await;
+    unstage(&source, &volume, "source").await;
+
+    target.fill().await;
+    let (size, from) = (Bytes::mib(300), (&source, &snapshot));
+    let full = restore(&target, ("restored", size), from, |_| {}).await;
+    let name = full.name_any();
+    permit(&source, &snapshot, &target, &full).await;
+    let refused = has_condition(ConditionType::Admitted, "False", "NoSpace");
+    let full = target.until(&name, "to be refused", refused).await;
+    let found = status(&full);
+    assert_eq!((found.reserved, found.size), (None, None));
+    assert!(
+        message(&full).contains("no space left"),
+        "{}",
+        message(&full)
+    );
+    no_copies(&target).await;
+    forbid(&target, &full).await;
+    target.force_delete(&name).await;
+
+    target.unfill().await;
+    let restored = restore(&target, ("restored", size), from, |_| {}).await;
+    permit(&source, &snapshot, &target, &restored).await;
+    let restored = target.until(&name, "to be ready", is_ready()).await;
+    forbid(&target, &restored).await;
+    let mounted = stage(&target, &restored, "restored").await;
+    assert_eq!(sums(&target, &mounted).await, checksums);
+    unstage(&target, &restored, "restored").await;
+    target.finish().await;
+    source.finish().await;
+}
+
 /// Lets the API server select ImageTransfers by their source alone, as an older definition does.
 async fn define_as_before(control_plane: &ControlPlane) {
     let api: Api<CustomResourceDefinition> = Api::all(control_plane.client());

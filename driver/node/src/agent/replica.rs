@@ -162,7 +162,10 @@ impl Reconciliation<'_, PoolReplica> {
         match received {
             Ok(Received::Complete) => reported.end(ReplicaOutcome::Own(Own::Complete)).await,
             Ok(Received::Snapshot { image, took }) => reported.passed(&image, took).await,
-            Err(NotCopied::Later(why) | NotCopied::Gone(why)) => reported.wait(why).await,
+            // A copy of a move goes on once there is space. The operator decides whether the move waits for that.
+            Err(NotCopied::Later(why) | NotCopied::Gone(why) | NotCopied::Full(why)) => {
+                reported.wait(why).await
+            }
         }
     }
 

@@ -163,7 +163,8 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Receives the copy of a snapshot, and makes the image from it.
+    /// Receives the copy of a snapshot, and makes the image from it. Refuses the volume, and removes the copy, if the snapshot is
+    /// gone or the pool lacks the space.
     async fn prepare_copied(
         &self,
         source: &ContentSource,
@@ -190,7 +191,8 @@ impl Reconciliation<'_, PoolVolume> {
         match received {
             Ok(_) => Box::pin(reported.prepare_here(VolumeStep::Make)).await,
             Err(NotCopied::Later(why)) => reported.copy_later(why).await,
-            Err(NotCopied::Gone(why)) => {
+            // A pool that is full has no use for the copy, and another node may have the space.
+            Err(NotCopied::Gone(why) | NotCopied::Full(why)) => {
                 let (pool, uid) = (usable.pool, image::name_of(&object));
                 let removed = on_host((), move || -> Result<(), image::Error> {
                     Ok(pool.images_for(COPIES)?.remove_incoming(&uid?)?)

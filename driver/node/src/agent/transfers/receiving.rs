@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     copies::RunningCopy,
-    route::{NotCopied, Route, explanation, failed, route, unreachable},
+    route::{NotCopied, Route, failed, not_written, route, unreachable},
     wanted::{Origin, Wanted},
 };
 use crate::{agent::Agent, blocking::on_host, image::COPIES, locks::VolumeGuard};
@@ -94,7 +94,7 @@ async fn on_pool<T: Send + 'static>(
     let pool = Arc::clone(pool);
     let done = on_host((), move || work(pool.images_for(COPIES)?)).await;
     done.map_err(|error| failed(&error))?
-        .map_err(|error| failed(&error))
+        .map_err(|error| not_written(&error))
 }
 
 /// Whether the pool has all that is wanted. Its failure ends this attempt.
@@ -166,7 +166,7 @@ async fn receive_rest(
             let why = format!("it has sent nothing for {limit:?}, and its disk may hang");
             Err(unreachable(&route.node, wanted, &why))
         }
-        Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
+        Err(Ended::Disk(why)) => Err(why),
     }
 }
 
@@ -236,7 +236,7 @@ enum Ended {
     /// The source has sent nothing for so long.
     Silent(Duration),
     /// It cannot be written.
-    Disk(Explanation),
+    Disk(NotCopied),
 }
 
 /// Writes what the source sends, until it is complete.
@@ -267,8 +267,8 @@ async fn copied(
     };
     let (read, written) = tokio::join!(reading, writing);
     written
-        .map_err(|error| Ended::Disk(explanation(&error)))?
-        .map_err(|error| Ended::Disk(explanation(&error)))?;
+        .map_err(|error| Ended::Disk(failed(&error)))?
+        .map_err(|error| Ended::Disk(not_written(&error)))?;
     read
 }
 

@@ -6,6 +6,7 @@ use cistern_client::Chain;
 use cistern_crds::{
     Explanation, HasImage as _, ImageTransfer, ImageTransferSpec, PoolSnapshot, Reason, StorageNode,
 };
+use cistern_host::image;
 use cistern_transfer::PublicKey;
 use kube::Api;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum NotCopied {
     /// The snapshot is gone: it cannot be copied any more.
     Gone(Explanation),
+    /// The pool lacks the space for the copy, although its bytes are reserved.
+    Full(Explanation),
     /// A later attempt goes on.
     Later(Explanation),
 }
@@ -123,10 +126,46 @@ pub(super) fn unreachable(node: &str, wanted: &Wanted, why: &str) -> NotCopied {
     NotCopied::Later(Explanation::new(Reason::SourceUnreachable, message))
 }
 
-pub(super) fn explanation(error: &(dyn std::error::Error + 'static)) -> Explanation {
-    Explanation::new(Reason::ProvisioningFailed, Chain(error).to_string())
+pub(super) fn failed(error: &(dyn std::error::Error + 'static)) -> NotCopied {
+    let message = Chain(error).to_string();
+    NotCopied::Later(Explanation::new(Reason::ProvisioningFailed, message))
 }
 
-pub(super) fn failed(error: &(dyn std::error::Error + 'static)) -> NotCopied {
-    NotCopied::Later(explanation(error))
+/// Why a copy ended at a step in the pool.
+pub(super) fn not_written(error: &image::Error) -> NotCopied {
+    if matches!(error, image::Error::NoSpace { .. }) {
+        let message = Chain(error).to_string();
+        return NotCopied::Full(Explanation::new(Reason::NoSpace, message));
+    }
+    failed(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_that_the_pool_has_no_space_for_ends_and_one_that_fails_otherwise_goes_on_later() {
+        let uid = || "uid-1".parse::<cistern_host::Uid>().unwrap();
+        let full = not_written(&image::Error::NoSpace {
+            uid: uid(),
+            pool: "fast".to_owned(),
+            source: io::Error::from(io::ErrorKind::StorageFull).into(),
+        });
+        let NotCopied::Full(why) = &full else {
+            panic!("{full:?}");
+        };
+        assert_eq!(why.reason, Reason::NoSpace);
+        assert!(why.message.contains("no space left"), "{why}");
+        let broken = not_written(&image::Error::Missing {
+            uid: uid(),
+            pool: "fast".to_owned(),
+        });
+        let NotCopied::Later(why) = &broken else {
+            panic!("{broken:?}");
+        };
+        assert_eq!(why.reason, Reason::ProvisioningFailed);
+    }
 }
