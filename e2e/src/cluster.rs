@@ -50,11 +50,11 @@ pub const NAMESPACE: &str = "cistern-system";
 pub const TEST_LABEL: &str = "e2e.cistern.storage/test";
 
 /// The time limit for the slowest ordinary operations on a busy machine, such as unpacking an image, starting a
-/// pod or deleting an object.
-pub const PATIENCE: Duration = Duration::from_mins(2);
+/// pod or deleting an object. kubelet alone may wait two minutes before it repeats a failed operation on a volume.
+pub const PATIENCE: Duration = Duration::from_mins(5);
 /// The time limit for Kubernetes to forget the pods of a deleted Node. Its garbage collector needs up to a minute for that on an
-/// idle machine, so [`PATIENCE`] leaves little for a busy one.
-pub const PODS_FORGOTTEN: Duration = Duration::from_mins(5);
+/// idle machine, and other steps of a test wait for it.
+pub const PODS_FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// How often kubectl tries to reach the API server.
 const CONNECTIONS: u32 = 5;
@@ -159,6 +159,7 @@ impl Cluster {
 
     /// Waits until every part of Cistern runs and is ready.
     pub async fn wait_until_installed(&self) {
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
         for workload in [
             "daemonset/cistern-node",
             "deployment/cistern-controller",
@@ -169,7 +170,7 @@ impl Cluster {
                 NAMESPACE,
                 "rollout",
                 "status",
-                "--timeout=120s",
+                timeout.as_str(),
                 workload,
             ])
             .await;

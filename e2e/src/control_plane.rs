@@ -29,7 +29,7 @@ use crate::{Folder, Process, environment::variable, eventually};
 /// A kubeconfig for a control plane that something else has started, with the custom resources. Tests in a virtual machine
 /// use one on the machine around it.
 const STARTED: &str = "CISTERN_CONTROL_PLANE";
-const START: Duration = Duration::from_mins(1);
+const START: Duration = Duration::from_mins(5);
 
 /// An API server with Cistern's custom resources, and its etcd.
 #[derive(Debug)]

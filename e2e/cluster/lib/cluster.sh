@@ -31,57 +31,85 @@ filesystems_of_node() {
   comm -13 <(awk '{ print $3 }' /proc/self/mountinfo | sort -u) <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
 }
 
+# loops [LOOP]: a line for each attached loop device, or for one of them: its name, the kernel's number of this attachment, inode
+# and file system of the backing file, and its path. The name alone is not enough to detach a device: after its last user it
+# belongs to whoever attaches it next. Linux before 5.15 has no such number.
+loops() {
+  local loop inode filesystem path
+  losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE "$@" 2>/dev/null |
+    while read -r loop inode filesystem path; do
+      echo "$loop $(cat "/sys/block/${loop#/dev/}/diskseq" 2>/dev/null || echo 0) $inode $filesystem $path"
+    done
+}
+
 # Loop devices whose backing file is unlinked, so that no search finds its inode. The path that the kernel shows changes
-# with the end of the mount through which the file was opened. So a line that disappears with the node was the node's.
-unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE | grep '(deleted)$' || true; }
+# with the end of the mount through which the file was opened. So a line that disappears with the node was the node's, if the
+# device is still attached to the same file.
+unlinked_loops() { loops | grep '(deleted)$' || true; }
 
 # detach_loops_of NODE UNLINKED_BEFORE FILESYSTEM...: detaches the loop devices whose backing file is on one of the
 # node's file systems, in one of its volumes, or in a file system on a loop device of the node. The node must have ended,
-# because its devices are in use before. A detach may fail, because the device of a pool ends with the last image in it.
+# because its devices are in use before. All are found before any is detached: then no name of theirs belongs to somebody else
+# already. A detach may fail, because the device of a pool ends with the last image in it.
 detach_loops_of() {
-  local node=$1 loop inode filesystem found=1
+  local node=$1 all loop number inode filesystem line found=1 ours=()
   local filesystems=" ${*:3} " asked=" "
-  while read -r loop _; do
-    [ -z "$loop" ] || detach_loop "$loop" "$node"
-  done < <(comm -23 <(sort <<<"$2") <(unlinked_loops | sort))
+  all=$(loops || true)
   while [ "$found" = 1 ]; do
     found=0
-    while read -r loop inode filesystem; do
-      [[ $asked != *" $loop "* ]] || continue
+    while read -r loop number inode filesystem _; do
+      [[ -n $loop && $asked != *" $loop "* ]] || continue
       [[ $filesystems == *" $filesystem "* ]] || in_volume_of "$node" "$inode" "$filesystem" || continue
       asked+="$loop "
       filesystems+="7:${loop#/dev/loop} "
       found=1
-      detach_loop "$loop" "$node" || true
-    done < <(losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN)
+      ours+=("$loop $number $inode $filesystem")
+    done <<<"$all"
   done
-  # shellcheck disable=SC2086 # a list of words
-  detach_loops_of_kubelet "$node" $asked
+  while read -r line; do
+    [ -z "$line" ] || ours+=("$line")
+  done < <(
+    comm -23 <(sort <<<"$2") <(sort <<<"$all") | cut -d ' ' -f 1-4
+    # shellcheck disable=SC2086 # a list of words
+    loops_of_kubelet "$all" $asked
+  )
+  for line in "${ours[@]}"; do
+    # shellcheck disable=SC2086 # a list of words
+    detach_loop "$node" $line || true
+  done
 }
 
-# detach_loops_of_kubelet NODE LOOP...: kubelet holds a raw block volume with another loop device over the volume's
+# loops_of_kubelet LOOPS LOOP...: kubelet holds a raw block volume with another loop device over the volume's
 # device. After a killed engine the node's file systems are unknown. But such a loop device has the size of the volume, and the
 # path of its backing file, whose mount is gone, is "/".
-detach_loops_of_kubelet() {
-  local node=$1 loop path volume
-  while read -r loop path; do
+loops_of_kubelet() {
+  local loop number inode filesystem path volume
+  while read -r loop number inode filesystem path; do
     [ "$path" = / ] || continue
     for volume in "${@:2}"; do
       [ "$(size_of_loop "$loop")" = "$(size_of_loop "$volume")" ] || continue
-      # The device may be detached already.
-      detach_loop "$loop" "$node" || true
+      echo "$loop $number $inode $filesystem"
       break
     done
-  done < <(losetup --list --noheadings --output NAME,BACK-FILE)
+  done <<<"$1"
 }
 
 # The size in sectors; 0 if the device is detached.
 size_of_loop() { cat "/sys/block/${1#/dev/}/size"; }
 
+# is_attached LOOP NUMBER INODE FILESYSTEM: whether the device is still attached as `loops` has printed it.
+is_attached() {
+  local loop number inode filesystem
+  read -r loop number inode filesystem _ < <(loops "$1") || return 1
+  [ "$*" = "$loop $number $inode $filesystem" ]
+}
+
+# detach_loop NODE LOOP NUMBER INODE FILESYSTEM
 detach_loop() {
-  need_root "detaching $1 of $2"
-  say "detaching $1 of $2"
-  losetup --detach "$1"
+  is_attached "${@:2}" || return 0
+  need_root "detaching $2 of $1"
+  say "detaching $2 of $1"
+  losetup --detach "$2"
 }
 
 # in_volume_of NODE INODE FILESYSTEM
@@ -115,7 +143,7 @@ start_node() {
 # their nodes. (The harness' own node image makes them at its start; kind's official one does not.) This is retried,
 # because a starting systemd kills other processes.
 make_loop_nodes() {
-  for _ in $(seq 30); do
+  for _ in $(seq 120); do
     docker exec "$1" bash -c '
       for number in $(seq 0 127); do
         [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number" || [ -b "/dev/loop$number" ] || exit
@@ -129,10 +157,10 @@ make_loop_nodes() {
 
 kubectl_of_cluster() { "$(program_path kubectl)" --kubeconfig "$cluster_folder/kubeconfig" "$@"; }
 
-# cluster_is_healthy: the cluster came up once, its four nodes run, and the nodes and system pods become Ready within a
-# minute.
+# cluster_is_healthy: the cluster came up once, its four nodes run, and the nodes and system pods become Ready within two
+# minutes.
 cluster_is_healthy() {
-  [ -e "$cluster_folder/complete" ] && [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] && wait_for_nodes_and_system 60s
+  [ -e "$cluster_folder/complete" ] && [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] && wait_for_nodes_and_system 120s
 }
 
 # wait_for_nodes_and_system TIME

@@ -13,7 +13,8 @@ build_snapshot_manifests() {
   build_once "snapshot definitions" "$snapshot_manifests" make_snapshot_manifests "$go" "$(name_of_image snapshot-controller)"
 }
 
-# make_snapshot_manifests GO IMAGE FOLDER. One snapshot-controller on the control plane, which tests do not restart.
+# make_snapshot_manifests GO IMAGE FOLDER. One snapshot-controller on the control plane, which tests do not restart. With its
+# default of five requests a second, the first of 60 snapshots waits for a minute, because each takes several requests.
 make_snapshot_manifests() {
   local folder=$3
   mkdir -p "$folder"
@@ -37,6 +38,9 @@ patches:
         spec:
           nodeSelector: {node-role.kubernetes.io/control-plane: ""}
           tolerations: [{operator: Exists}]
+          containers:
+          - name: snapshot-controller
+            args: [--v=5, --leader-election=true, --kube-api-qps=200, --kube-api-burst=400]
 K
 }
 
@@ -49,5 +53,5 @@ module_folder() {
 
 install_snapshots() {
   kubectl_of_cluster apply --server-side --kustomize "$snapshot_manifests"
-  kubectl_of_cluster --namespace kube-system rollout status deployment/snapshot-controller --timeout=180s
+  kubectl_of_cluster --namespace kube-system rollout status deployment/snapshot-controller --timeout=300s
 }

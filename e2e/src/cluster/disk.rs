@@ -24,6 +24,15 @@ pub struct Disk {
     slot: u32,
 }
 
+/// A script for a node that removes the file of a disk with the loop devices over it. They are found by the inode of the file, so
+/// a device of somebody else that has the same name is left alone.
+pub fn remove_file(file: &str) -> String {
+    format!(
+        "[ ! -e {file} ] || losetup --noheadings --output NAME --associated {file} \
+         | xargs --no-run-if-empty losetup --detach; rm -f {file}"
+    )
+}
+
 impl Disk {
     /// Attaches a blank disk to a node until the test and its pools are removed. Disks that exist at the same
     /// time must have different slots.

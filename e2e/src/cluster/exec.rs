@@ -8,7 +8,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::Cluster;
 
-const DEADLINE: Duration = Duration::from_mins(1);
+/// Half of [`super::PATIENCE`] or less, so that a wait runs a command again if its connection was lost.
+const DEADLINE: Duration = Duration::from_mins(2);
 
 impl Cluster {
     /// Runs a command in a container and returns its output, as an error if the command failed.
@@ -46,7 +47,10 @@ impl Cluster {
                 status.and_then(|status| status.message).unwrap_or_default()
             )),
             Ok(Err(error)) => Err(format!("{command:?} in {pod}: {error}")),
-            Err(_) => Err(format!("{command:?} in {pod} took more than a minute")),
+            Err(_) => Err(format!(
+                "{command:?} in {pod} took longer than {} s",
+                DEADLINE.as_secs()
+            )),
         }
     }
 }

@@ -1,6 +1,11 @@
 //! Reboots, stops and accesses nodes through the harness that created the cluster.
 
-use std::{os::unix::fs::symlink, path::Path, time::Duration};
+use std::{
+    ffi::OsStr,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use cistern_crds::names::DRIVER;
 use kube::ResourceExt as _;
@@ -8,9 +13,14 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::{Cluster, skipped, variable};
 use crate::{
-    Folder,
+    Folder, Frozen,
     process::{command, output, workspace},
 };
+
+/// The time limit for what the harness does with a node. A busy machine needs minutes until a started node is Ready.
+const DEADLINE: Duration = Duration::from_mins(10);
+/// The time limit for thawing, in seconds.
+const THAW: &str = "60";
 
 /// The harness' own cluster.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +66,17 @@ impl Harness {
         self.node(&["exec", node, "sh", "-euc", script]).await
     }
 
+    /// Runs the shell script `freeze` on the node, and the script `thaw` once the guard is dropped.
+    pub async fn freeze(self, node: &str, freeze: &str, thaw: &str) -> Frozen {
+        let mut thawing = command("timeout");
+        thawing
+            .args([OsStr::new(THAW), script().as_os_str()])
+            .args(["exec", node, "sh", "-euc", thaw]);
+        let frozen = Frozen::until_dropped(thawing);
+        self.shell(node, freeze).await;
+        frozen
+    }
+
     /// Copies a program to the node.
     pub async fn copy(self, node: &str, program: &Path, to: &str) {
         let program = program.to_str().expect("our own paths are text");
@@ -90,8 +111,13 @@ impl Harness {
     }
 
     async fn node(self, arguments: &[&str]) -> String {
-        let mut node = command(workspace().join("e2e/cluster/node"));
+        let mut node = command(script());
         node.args(arguments);
-        output(node, Duration::from_mins(5)).await
+        output(node, DEADLINE).await
     }
+}
+
+/// The script of the harness that does something with a node.
+fn script() -> PathBuf {
+    workspace().join("e2e/cluster/node")
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::MutexGuard};
 
-use super::{Harness, Test};
+use super::{Harness, Test, test::also};
 
 /// What a test has changed on nodes and not yet undone.
 #[derive(Default)]
@@ -19,6 +19,12 @@ struct Afterwards {
     script: String,
     /// Whether it runs after a failed test; otherwise it runs after a successful one.
     failed: bool,
+}
+
+impl Afterwards {
+    async fn run(&self) {
+        self.harness.shell(&self.node, &self.script).await;
+    }
 }
 
 impl Test {
@@ -48,11 +54,26 @@ impl Test {
         });
     }
 
-    pub(super) async fn tidy_nodes(&self, failed: bool) {
-        let scripts = std::mem::take(&mut self.changed_nodes().scripts);
-        for last in scripts.iter().filter(|last| last.failed == failed) {
-            last.harness.shell(&last.node, &last.script).await;
+    /// Runs the scripts that follow a test that has passed.
+    pub(super) async fn tidy_nodes(&self) {
+        for last in self.last_scripts(false) {
+            last.run().await;
         }
+    }
+
+    /// Runs the scripts that follow a failed test, each even if another one fails.
+    pub(super) async fn tidy_nodes_after_failure(&self) {
+        for last in self.last_scripts(true) {
+            also(&format!("tidying {}", last.node), last.run()).await;
+        }
+    }
+
+    fn last_scripts(&self, failed: bool) -> Vec<Afterwards> {
+        let mut changed = self.changed_nodes();
+        let scripts = std::mem::take(&mut changed.scripts);
+        let (now, others) = scripts.into_iter().partition(|last| last.failed == failed);
+        changed.scripts = others;
+        now
     }
 
     /// Shuts down a node until [`Test::start_node`]. A failed test starts it too, because the tests after it need all
@@ -78,9 +99,10 @@ impl Test {
             return;
         }
         for (harness, node) in stopped {
-            harness.start(&node).await;
+            also(&format!("starting {node}"), harness.start(&node)).await;
         }
-        self.cluster.wait_until_installed().await;
+        let runs = self.cluster.wait_until_installed();
+        also("waiting for Cistern on the started nodes", runs).await;
     }
 
     /// Keeps new pods off a node until [`Test::uncordon`] or the end of the test.

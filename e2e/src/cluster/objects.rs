@@ -25,8 +25,10 @@ pub enum Binding {
 }
 
 /// Appends the numbers 1, 2, 3 … to `/data/log` and syncs each before the next. Continues where an earlier pod
-/// stopped. Ends when a write fails.
-pub const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
+/// stopped, and notes before the first write what it found: otherwise it would write lost numbers again, and the
+/// log would look complete. Ends when a read or a write fails.
+pub const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log) || exit 1; fi
+echo $n > /found
 while echo $((n += 1)) >> /data/log && sync -d /data/log; do sleep 0.1; done; exit 1";
 
 impl Test {
@@ -324,6 +326,28 @@ impl Test {
             }
         })
         .await
+    }
+
+    /// Waits until a writer pod has written more on the volume of an earlier one, or on a copy of it.
+    ///
+    /// # Panics
+    /// When it did not find all numbers that were acknowledged before: `counted` is how many the earlier pod had written.
+    pub async fn writes_go_on_after(&self, pod: &str, counted: u64) -> u64 {
+        let what = format!("{pod} to note what it found");
+        let found = eventually(&what, PATIENCE, async || {
+            let noted = self.shell(pod, "cat /found").await?;
+            noted
+                .trim()
+                .parse::<u64>()
+                .map_err(|_| format!("it has noted {noted:?}"))
+        })
+        .await;
+        // The last number that was counted may not have been synced.
+        assert!(
+            found + 1 >= counted,
+            "{pod} found {found} of the {counted} numbers that were written before it: acknowledged writes are lost"
+        );
+        self.writes_go_on(pod).await
     }
 
     async fn count_written(&self, pod: &str) -> Result<u64, String> {

@@ -115,17 +115,23 @@ impl Test {
             test.clean_up().await;
         };
         let ended = AssertUnwindSafe(Box::pin(checked)).catch_unwind().await;
-        test.uncordon_all().await;
         if let Err(panic) = ended {
             test.show().await;
-            test.start_stopped_nodes().await;
-            test.tidy_nodes(true).await;
-            if alone {
-                test.restore_cistern().await;
-            }
+            Box::pin(test.undo(alone)).await;
             std::panic::resume_unwind(panic);
         }
+        test.uncordon_all().await;
         eprintln!("{name} took {:.1} s", begun.elapsed().as_secs_f32());
+    }
+
+    /// Undoes after a failed test what would make later tests fail.
+    async fn undo(&self, alone: bool) {
+        also("allowing pods on all nodes", self.uncordon_all()).await;
+        self.start_stopped_nodes().await;
+        self.tidy_nodes_after_failure().await;
+        if alone {
+            self.restore_cistern().await;
+        }
     }
 
     async fn start(name: &str) -> Self {
@@ -206,7 +212,7 @@ impl Test {
         remove_all::<StoragePool>(&self.all(), &label).await;
         self.wait_until_capacities_are_gone().await;
         unlabel_nodes(&self.cluster, &self.name).await;
-        self.tidy_nodes(false).await;
+        self.tidy_nodes().await;
         self.fsck().await;
         let namespaces: Api<Namespace> = self.all();
         let deleted = namespaces
@@ -337,14 +343,25 @@ impl Test {
                 &since,
             ],
         ] {
-            let output = run(self.cluster.kubectl_command(arguments), PATIENCE).await;
-            eprintln!(
-                "--- kubectl {}\n{}{}",
-                arguments.join(" "),
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let line = format!("kubectl {}", arguments.join(" "));
+            // With a node down, it may take too long.
+            let shown = async {
+                let output = run(self.cluster.kubectl_command(arguments), PATIENCE).await;
+                eprintln!(
+                    "--- {line}\n{}{}",
+                    String::from_utf8_lossy(&output.stdout),
+                    String::from_utf8_lossy(&output.stderr)
+                );
+            };
+            also(&line, shown).await;
         }
+    }
+}
+
+/// Does something after a failed test. Its own failure is printed only: the test's says more, and what follows must be done too.
+pub(super) async fn also(what: &str, work: impl Future<Output = ()>) {
+    if AssertUnwindSafe(work).catch_unwind().await.is_err() {
+        eprintln!("{what} failed after a failed test: later tests may fail for this reason");
     }
 }
 

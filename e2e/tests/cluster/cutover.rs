@@ -15,13 +15,14 @@ use crate::relocation::{all_moved, move_all};
 
 const NAME: &str = "writer";
 const POD: &str = "writer-0";
-/// The folder on each node in which the pod says what was acknowledged.
+/// The folder on each node for the notes of the pod.
 const FOLDER: &str = "/run/cistern-e2e-cutover";
-/// Writes ascending numbers to the volume, and to the node each that is durable.
-const SCRIPT: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
-rm -f /node/*
+/// Writes ascending numbers to the volume. Notes on the node which number it found at its start, before it writes the next one,
+/// and each number that is durable. A container that is started again adds to the notes.
+const SCRIPT: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log) || exit 1; fi
+echo found $n >>/node/notes
 while echo $((n += 1)) >>/data/log && sync -d /data/log; do
-    echo $n >/node/acknowledged
+    echo acknowledged $n >>/node/notes
     [ -e /node/first ] || touch /node/first
 done; exit 1";
 
@@ -52,6 +53,23 @@ async fn changed(harness: Harness, node: &str, file: &str) -> Duration {
     Duration::from_secs_f64(seconds.trim().parse().unwrap())
 }
 
+/// Checks the notes of the writer: whatever is acknowledged is found at each later start. Returns the last acknowledged number.
+fn last_acknowledged(notes: &str) -> u64 {
+    let mut acknowledged = 0;
+    for note in notes.lines() {
+        let (what, number) = note.split_once(' ').unwrap();
+        let number: u64 = number.parse().unwrap();
+        match what {
+            "acknowledged" => acknowledged = number,
+            _ => assert!(
+                number >= acknowledged,
+                "the writer found {number} of {acknowledged} acknowledged numbers"
+            ),
+        }
+    }
+    acknowledged
+}
+
 #[tokio::test]
 async fn a_volume_that_a_pod_writes_to_moves_with_every_acknowledged_write() {
     let Some(harness) = Harness::or_skip("what a pod has written until it is evicted") else {
@@ -61,6 +79,8 @@ async fn a_volume_that_a_pod_writes_to_moves_with_every_acknowledged_write() {
         let [first, second, _] = test.cluster.workers().await;
         let nodes = [first.as_str(), &second];
         for node in nodes {
+            // A test that was killed may have left notes.
+            harness.shell(node, &format!("rm -rf {FOLDER}")).await;
             test.afterwards(harness, node, &format!("rm -rf {FOLDER}"));
             test.if_it_fails(harness, node, &format!("rm -rf {FOLDER}"));
         }
@@ -73,15 +93,19 @@ async fn a_volume_that_a_pod_writes_to_moves_with_every_acknowledged_write() {
             test.writes_go_on(POD).await;
             let from = test.running(POD).await;
             let to = nodes.into_iter().find(|it| **it != from).unwrap();
+            // The notes of the round before.
+            harness.shell(to, &format!("rm -rf {FOLDER}/*")).await;
             move_all(test, &volumes, to, Cutover::Automatic).await;
             all_moved(test, &volumes, to).await;
             assert_eq!(test.running(POD).await, to);
-            let script = format!("cat {FOLDER}/acknowledged");
-            let acknowledged: u64 = harness.shell(&from, &script).await.trim().parse().unwrap();
-            let written = test.writes_go_on(POD).await;
-            assert!(written > acknowledged, "{written} of {acknowledged}");
+            test.writes_go_on(POD).await;
+            let read = format!("cat {FOLDER}/notes");
+            let mut written = harness.shell(&from, &read).await;
+            assert!(last_acknowledged(&written) > 0, "{written}");
+            written.push_str(&harness.shell(to, &read).await);
+            last_acknowledged(&written);
             let begun = changed(harness, to, "first").await;
-            let down = begun.abs_diff(changed(harness, &from, "acknowledged").await);
+            let down = begun.abs_diff(changed(harness, &from, "notes").await);
             eprintln!("the writer was down for {:.1} s", down.as_secs_f64());
         }
         test.delete(&test.namespaced::<StatefulSet>(), NAME).await;

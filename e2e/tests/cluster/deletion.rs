@@ -29,11 +29,8 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, Immediate, &[]).await;
         // The brackets keep the pattern from matching the shell that it is given to.
-        let resume = "pkill -CONT -f 'cistern-driver nod[e]'";
-        test.if_it_fails(harness, &node, &format!("{resume} || true"));
-        harness
-            .shell(&node, "pkill -STOP -f 'cistern-driver nod[e]'")
-            .await;
+        let send = |signal: &str| format!("pkill -{signal} -f 'cistern-driver nod[e]'");
+        let frozen = harness.freeze(&node, &send("STOP"), &send("CONT")).await;
         let claim = test.claim("claim", &class, Bytes::mib(100)).await;
         let volume = format!("pvc-{}", claim.uid().unwrap());
         let volumes = test.all::<PoolVolume>();
@@ -50,7 +47,7 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
             .delete("claim", &DeleteParams::default())
             .await
             .unwrap();
-        harness.shell(&node, resume).await;
+        drop(frozen);
 
         test.gone(&claims, "claim").await;
         test.gone(&volumes, &volume).await;
@@ -237,6 +234,6 @@ impl Writer {
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         assert_eq!(test.running("writer").await, self.node);
-        assert!(test.writes_go_on("writer").await > before);
+        test.writes_go_on_after("writer", before).await;
     }
 }

@@ -8,7 +8,8 @@ async fn the_commands_of_readme_and_quick_start_work_as_written() {
     let Some(_) = Harness::or_skip("the commands of README and quick start") else {
         return;
     };
-    Test::run_alone("documents", async |_| {
+    Test::run_alone("documents", async |test| {
+        test.no_failed_test_keeps_objects().await;
         for page in ["docs/quickstart.md", "README.md"] {
             Page::read(page).await.run().await;
         }

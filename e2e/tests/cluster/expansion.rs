@@ -146,9 +146,11 @@ async fn ext4_grows_under_a_running_pod_or_with_the_next_one_and_says_so() {
             test.writes_go_on("writer").await;
             let says = ["CAP_SYS_RESOURCE", "when the volume is staged again"];
             test.event("PersistentVolumeClaim", "claim", &says).await;
+            let written = test.written("writer").await;
             test.delete(&test.namespaced::<Pod>(), "writer").await;
             test.writer("writer", "claim").await;
             test.running("writer").await;
+            test.writes_go_on_after("writer", written).await;
         }
         has(test, TO).await;
         assert!(seen(test, "writer").await > before + (90 << 20));
@@ -184,6 +186,7 @@ async fn agents_that_are_replaced_between_the_two_halves_do_the_second_for_the_n
     Test::run_alone("expand-halves", async |test| {
         let before = writer(test, "xfs").await;
         // Without a pod, kubelet does not call NodeExpandVolume yet.
+        let written = test.written("writer").await;
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         request(test, TO).await;
         let grown = async || match volume(test).await.status {
@@ -199,7 +202,7 @@ async fn agents_that_are_replaced_between_the_two_halves_do_the_second_for_the_n
         test.running("writer").await;
         has(test, TO).await;
         assert!(seen(test, "writer").await > before + (90 << 20));
-        test.writes_go_on("writer").await;
+        test.writes_go_on_after("writer", written).await;
     })
     .await;
 }
@@ -228,12 +231,12 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
         let spec = taken_back.spec;
         test.ledger_holds(&spec.node_name, &spec.pool_name, FROM)
             .await;
-        test.writes_go_on("writer").await;
+        let written = test.writes_go_on("writer").await;
         // The next pod starts with the current size of the volume.
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         test.running("writer").await;
-        test.writes_go_on("writer").await;
+        test.writes_go_on_after("writer", written).await;
         assert_eq!(seen(test, "writer").await, before);
 
         request(test, largest).await;

@@ -3,7 +3,9 @@
 use cistern_crds::{Bytes, PoolVolume, StoragePool, VolumeMove, persistent_volume::nodes_of};
 use cistern_e2e::{
     Harness, Test,
-    cluster::{PATIENCE, PODS_FORGOTTEN, objects::Binding::WaitForFirstConsumer},
+    cluster::{
+        PATIENCE, PODS_FORGOTTEN, disk::remove_file, objects::Binding::WaitForFirstConsumer,
+    },
     eventually,
 };
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -13,15 +15,15 @@ use serde_json::json;
 /// The file of the disk, which is in the second machine from the beginning. As long as the pool does not select that
 /// machine, its agent does not look at the disk.
 const FILE: &str = "/var/cistern-e2e-other-machine.disk";
-/// High numbers are unused: losetup assigns the lowest free number.
+/// High numbers are unused: losetup assigns the lowest free number. If somebody has this one, attaching it fails.
 const DEVICE: &str = "/dev/loop119";
 
 /// The nodes share a kernel, so a disk of the new machine is one of the old machine, too.
 async fn plug_in(test: &Test, harness: Harness, new: &str) {
-    let detach = format!("! losetup {DEVICE} || losetup --detach {DEVICE}; rm -f {FILE}");
-    let attach = format!("{detach}; truncate --size 1G {FILE}; losetup {DEVICE} {FILE}");
+    let remove = remove_file(FILE);
+    let attach = format!("{remove}; truncate --size 1G {FILE}; losetup {DEVICE} {FILE}");
     harness.shell(new, &attach).await;
-    test.afterwards(harness, new, &detach);
+    test.afterwards(harness, new, &remove);
 }
 
 /// Removes the pool's mount point from the old machine after the test, as `docs/uninstall.md` says.
@@ -82,7 +84,7 @@ async fn the_volumes_of_a_disk_follow_it_to_another_machine_and_their_claims_sta
 
         test.writer("writer", "claim").await;
         assert_eq!(test.running("writer").await, new);
-        assert!(test.writes_go_on("writer").await > before);
+        test.writes_go_on_after("writer", before).await;
         let claims = test.namespaced::<PersistentVolumeClaim>();
         assert_eq!(claims.get("claim").await.unwrap().uid(), claim.uid());
 

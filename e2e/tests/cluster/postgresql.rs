@@ -50,6 +50,23 @@ async fn acknowledged(test: &Test) -> u64 {
     .await
 }
 
+/// Waits until the server has noted what it found, and checks that it is all that was acknowledged before. Later, it would have inserted
+/// lost numbers again.
+async fn finds(test: &Test, acknowledged: u64) {
+    let found = eventually("PostgreSQL to note what it found", PATIENCE, async || {
+        let found = test.shell(POD, "cat /tmp/found").await?;
+        found
+            .trim()
+            .parse::<u64>()
+            .map_err(|_| format!("{found:?}"))
+    })
+    .await;
+    assert!(
+        found >= acknowledged,
+        "PostgreSQL found {found} of {acknowledged} acknowledged numbers"
+    );
+}
+
 #[tokio::test]
 async fn postgresql_that_is_moved_twice_under_load_has_every_acknowledged_transaction() {
     Test::run(NAME, async |test| {
@@ -74,6 +91,7 @@ async fn postgresql_that_is_moved_twice_under_load_has_every_acknowledged_transa
             }
             all_moved(test, &volumes, to).await;
             assert_eq!(test.running(POD).await, to);
+            finds(test, before).await;
             acknowledged(test).await;
             shell(test, POD, &format!("acknowledged={before}\n{CHECK}")).await;
         }

@@ -66,7 +66,7 @@ async fn objects_restored_under_a_running_pod_find_every_pool_volume_and_snapsho
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         test.running("writer").await;
-        assert!(test.writes_go_on("writer").await > written);
+        test.writes_go_on_after("writer", written).await;
         let source = Source::Snapshot("snapshot");
         test.claim_from(source, "copy", &class, Bytes::mib(100))
             .await;

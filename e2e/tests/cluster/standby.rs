@@ -101,7 +101,7 @@ async fn a_standby_copy_under_load_is_promoted_after_its_node_was_killed() {
         test.delete(&test.namespaced::<Pod>(), "reader").await;
         test.writer("writer", "claim").await;
         assert_eq!(test.running("writer").await, new);
-        let written = test.writes_go_on("writer").await;
+        let written = test.writes_go_on_after("writer", read).await;
 
         test.start_node(harness, &old).await;
         test.cluster.wait_until_installed().await;

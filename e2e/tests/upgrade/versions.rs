@@ -1,7 +1,5 @@
 //! An upgrade from a pinned earlier version to this one and back, in the steps of `docs/upgrade.md`.
 
-use std::time::Duration;
-
 use cistern_e2e::{
     Harness, Page, Test,
     cluster::PATIENCE,
@@ -49,6 +47,7 @@ async fn all_goes_on_during_an_upgrade_and_a_downgrade_in_the_steps_of_the_docum
         Manifests::of_this_version(),
     );
     Test::run_alone("upgrade", async |test| {
+        test.no_failed_test_keeps_volumes().await;
         let cluster = &test.cluster;
         and_then_install(cluster, async || {
             remove_everything(&new).await;
@@ -83,7 +82,7 @@ async fn versions_are(expected: &str) {
     eventually(&format!("doctor to say {expected}"), PATIENCE, async || {
         let mut doctor = command(binary("kubectl-cistern"));
         doctor.args(["doctor", "-o", "json"]);
-        let answer = run(doctor, Duration::from_mins(1)).await.stdout;
+        let answer = run(doctor, PATIENCE).await.stdout;
         let report: Value = serde_json::from_slice(&answer).map_err(|error| error.to_string())?;
         let mut checks = report["checks"].as_array().unwrap().iter();
         let check = checks.find(|check| check["name"] == "versions").unwrap();

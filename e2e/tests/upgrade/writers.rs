@@ -17,13 +17,13 @@ const LONGEST_GAP: u64 = 20;
 const BLOCKS: u64 = 64;
 const BLOCK: u64 = 4096;
 
-/// Writes the numbers 1, 2, 3 … by the command `write`, and notes the longest gap in seconds in `/tmp/gap`.
+/// Writes the numbers 1, 2, 3 … by the command `write`, and notes the longest gap in seconds in `/gap`.
 fn script(write: &str) -> String {
     format!(
         "n=0 longest=0; read -r last _ < /proc/uptime; last=${{last%.*}}
 while n=$((n + 1)); {write}; do
   read -r now _ < /proc/uptime; now=${{now%.*}}
-  if [ $((now - last)) -gt $longest ]; then longest=$((now - last)); echo $longest > /tmp/gap; fi
+  if [ $((now - last)) -gt $longest ]; then longest=$((now - last)); echo $longest > /gap; fi
   [ $longest -le {LONGEST_GAP} ] || break
   last=$now; sleep 0.1
 done; exit 1"
@@ -85,9 +85,7 @@ impl<'a> Writers<'a> {
                 (Some("Running"), 0),
                 "{name}"
             );
-            let gap = self
-                .test
-                .shell(&name, "cat /tmp/gap 2> /dev/null || echo 0");
+            let gap = self.test.shell(&name, "cat /gap 2> /dev/null || echo 0");
             let gap = gap.await.unwrap();
             eprintln!("{name}: the longest gap so far is {} s", gap.trim());
         }

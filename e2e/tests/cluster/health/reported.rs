@@ -1,13 +1,11 @@
 //! Waits until problems of pools and volumes are reported in conditions, CSI calls, events and metrics.
 
-use std::time::Duration;
-
 use cistern_crds::{
     ConditionType, PoolVolume, StorageNode, StoragePool,
     condition::{self, Condition},
     health::Problem,
 };
-use cistern_e2e::{Test, eventually};
+use cistern_e2e::{Test, cluster::PATIENCE, eventually};
 use cistern_proto::csi::v1::{
     ControllerGetVolumeHealthRequest, ControllerGetVolumeRequest, NodeGetStorageHealthRequest,
     NodeGetVolumeHealthRequest, VolumeHealth, controller_client::ControllerClient,
@@ -16,9 +14,6 @@ use cistern_proto::csi::v1::{
 
 use super::Patient;
 
-/// The agents of a harness cluster probe every five seconds. A hanging disk is reported after the second
-/// failed probe, and recovery after the second good probe; a busy machine may need longer.
-const SOON: Duration = Duration::from_secs(45);
 /// Reason of the condition `Healthy` without problems.
 pub(super) const HEALTHY: &str = "Reconciled";
 
@@ -28,18 +23,18 @@ impl Patient {
     pub(super) async fn volume_is(&self, test: &Test, reason: &str) {
         let volumes = test.all::<PoolVolume>();
         let what = format!("the volume to be {reason}");
-        eventually(&what, SOON, async || {
+        eventually(&what, PATIENCE, async || {
             let volume = volumes.get(&self.volume).await;
             let status = volume.map_err(|error| error.to_string())?.status;
             let status = status.unwrap_or_default();
             is(&status.conditions, &status.problems, &[reason])
         })
         .await;
-        eventually(&what, SOON, async || {
+        eventually(&what, PATIENCE, async || {
             says_so(&self.by_node().await?, reason)
         })
         .await;
-        eventually(&what, SOON, async || {
+        eventually(&what, PATIENCE, async || {
             let (reported, is_abnormal) = self.by_controller(test).await?;
             says_so(&reported, reason)?;
             if is_abnormal == (reason != HEALTHY) {
@@ -90,7 +85,7 @@ impl Patient {
         let (nodes, pools) = (test.all::<StorageNode>(), test.all::<StoragePool>());
         let healthy = reasons == [HEALTHY];
         let what = format!("the pool on its node to be {reasons:?}");
-        eventually(&what, SOON, async || {
+        eventually(&what, PATIENCE, async || {
             let node = nodes.get(&self.node).await;
             let status = node.map_err(|error| error.to_string())?.status;
             let mut pools = status.unwrap_or_default().pools.into_iter();
@@ -99,7 +94,7 @@ impl Patient {
             is(&pool.conditions, &pool.problems, reasons)
         })
         .await;
-        eventually(&what, SOON, async || {
+        eventually(&what, PATIENCE, async || {
             let mut driver = NodeClient::new(self.harness.csi(&self.node).await?);
             let reported = driver.node_get_storage_health(NodeGetStorageHealthRequest::default());
             let reported = reported
@@ -119,7 +114,7 @@ impl Patient {
             Err(format!("{reported:?}"))
         })
         .await;
-        eventually("the node and the pool to report it", SOON, async || {
+        eventually("the node and the pool to report it", PATIENCE, async || {
             let node = nodes.get(&self.node).await;
             let status = node.map_err(|error| error.to_string())?.status;
             let conditions = status.unwrap_or_default().conditions;
