@@ -78,7 +78,8 @@ pub enum Error {
     },
     /// The key, shortened, is no parameter of a VolumeAttributesClass (CMV-05).
     #[error(
-        "mutable parameter {0:?} is unknown: Cistern knows \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "mutable parameter {0:?} is unknown: Cistern knows \"{PROVISIONING}\", \"{READ_IOPS}\", \
+        \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }

@@ -1,7 +1,7 @@
 //! Whether a pool can be used on a node, whether it takes new volumes there, and why not.
 //!
-//! The status of a pool, the published capacity, the events on claims, the promotion of copies, and the controller's choice of
-//! a node share this decision.
+//! The status of a pool, the published capacity, the events on claims, the promotion of copies, and the
+//! controller's choice of a node share this decision.
 //!
 //! *Invariant:* pure. The sizes are the agent's; none is computed here.
 
@@ -46,8 +46,8 @@ pub fn available_pool<'a>(
     can_read(pool, node, registration)
 }
 
-/// Status of the pool `pool` on `node`, if the node can read the images in it: as [`available_pool`], but a pool that is leaving
-/// the node counts, too, because it stays until it is empty.
+/// Status of the pool `pool` on `node`, if the node can read the images in it: as [`available_pool`], but a pool
+/// that is leaving the node counts, too, because it stays until it is empty.
 ///
 /// # Errors
 ///

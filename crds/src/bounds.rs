@@ -24,8 +24,8 @@ pub const TIME: usize = 40;
 pub const DEVICE: usize = 512;
 /// Maximum characters of the directory of an image pool.
 pub const DIRECTORY: usize = 512;
-/// Maximum characters of the name of a volume group of LVM, of which each hyphen counts twice: device-mapper has room for 127
-/// characters of the names of group and volume.
+/// Maximum characters of the name of a volume group of LVM, of which each hyphen counts twice: device-mapper has
+/// room for 127 characters of the names of group and volume.
 pub const VOLUME_GROUP: usize = 69;
 /// Maximum bytes of the identity of a disk.
 pub const DEVICE_IDENTITY: usize = 256;

@@ -2,8 +2,8 @@
 //!
 //! Only controllers may write it. A node plugin answers who has one of these keys where snapshots hold data.
 //!
-//! *Invariant:* few are listed. The private key of an entry is in the memory of one process, so the entry of a process that has
-//! ended permits nothing.
+//! *Invariant:* few are listed. The private key of an entry is in the memory of one process, so the entry of a
+//! process that has ended permits nothing.
 
 use std::collections::BTreeMap;
 

@@ -18,9 +18,12 @@ use serde::{Deserialize, Serialize};
     selectable = ".spec.sourceNode",
     selectable = ".spec.targetNode",
     validation = Rule::new("self.spec == oldSelf.spec").message("an ImageTransfer cannot be changed"),
-    validation = Rule::new("has(self.spec.snapshotName) || self.spec.purpose == 'Move'").message("a Restore has a snapshotName"),
-    validation = Rule::new("!has(self.spec.baseImage) || self.spec.purpose == 'Move'").message("baseImage is for the purpose Move"),
-    validation = Rule::new("has(self.spec.moveUID) == (self.spec.purpose == 'Move')").message("moveUID is for the purpose Move"),
+    validation = Rule::new("has(self.spec.snapshotName) || self.spec.purpose == 'Move'")
+        .message("a Restore has a snapshotName"),
+    validation = Rule::new("!has(self.spec.baseImage) || self.spec.purpose == 'Move'")
+        .message("baseImage is for the purpose Move"),
+    validation = Rule::new("has(self.spec.moveUID) == (self.spec.purpose == 'Move')")
+        .message("moveUID is for the purpose Move"),
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
     printcolumn = r#"{"name":"Snapshot","type":"string","jsonPath":".spec.snapshotName"}"#,
     printcolumn = r#"{"name":"From","type":"string","jsonPath":".spec.sourceNode"}"#,

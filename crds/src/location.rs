@@ -45,9 +45,9 @@ pub enum FenceState {
 /// Without a declared target it is [`IMAGE_RULE`]. With one, the target stays until it is removed together
 /// with the next epoch: either the node stays, which undoes the move, or it becomes the target's, which
 /// commits the move. A commit needs the fence of this epoch and this move in the status: a status of another
-/// epoch describes another image. The promotion of a standby copy needs none, because the node that would write it is lost;
-/// it is named in the spec, so that the new node looks for no other copy. The pool of the target counts its takeovers by itself, so their
-/// number is free in a commit.
+/// epoch describes another image. The promotion of a standby copy needs none, because the node that would write
+/// it is lost; it is named in the spec, so that the new node looks for no other copy. The pool of the target
+/// counts its takeovers by itself, so their number is free in a commit.
 pub(crate) const VOLUME_RULE: &str = "!has(oldSelf.spec.target) \
     ? (self.spec.nodeName == oldSelf.spec.nodeName \
         ? self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
@@ -71,7 +71,9 @@ pub(crate) const VOLUME_RULE: &str = "!has(oldSelf.spec.target) \
             && oldSelf.?status.?fence.?state.orValue('') == 'Closed' \
             && oldSelf.?status.?fence.?moveUID.orValue('') == oldSelf.spec.target.moveUID))";
 /// The message of [`VOLUME_RULE`].
-pub(crate) const VOLUME_MESSAGE: &str = "nodeName cannot be changed, unless another node has taken over the pool, or the volume is closed for a move to that node, or its standby copy there is promoted: each with the next epoch. A declared target is removed only with the next epoch";
+pub(crate) const VOLUME_MESSAGE: &str = "nodeName cannot be changed, unless another node has \
+    taken over the pool, or the volume is closed for a move to that node, or its standby copy there is \
+    promoted: each with the next epoch. A declared target is removed only with the next epoch";
 /// The rule for the target of a volume: a volume that is being deleted does not begin to move.
 pub(crate) const TARGET_RULE: &str = "!has(self.spec.target) || has(oldSelf.spec.target) \
     || !self.spec.deletionRequested && self.spec.target.nodeName != self.spec.nodeName";
@@ -88,7 +90,8 @@ pub(crate) const IMAGE_RULE: &str = "self.spec.nodeName == oldSelf.spec.nodeName
     && self.spec.?takeovers.orValue(0) > oldSelf.spec.?takeovers.orValue(0) \
     && self.spec.?takeovers.orValue(0) > oldSelf.?status.?takeovers.orValue(0)";
 /// The message of [`IMAGE_RULE`].
-pub(crate) const IMAGE_MESSAGE: &str = "nodeName cannot be changed, unless another node has taken over the pool: with the next epoch, and with a number of takeovers greater than that of the status";
+pub(crate) const IMAGE_MESSAGE: &str = "nodeName cannot be changed, unless another node has \
+    taken over the pool: with the next epoch, and with a number of takeovers greater than that of the status";
 /// The rule for a kind without an image: each change of its node raises the epoch by one.
 pub(crate) const GROUP_RULE: &str = "self.spec.?epoch.orValue(0) == oldSelf.spec.?epoch.orValue(0) \
     + (self.spec.nodeName == oldSelf.spec.nodeName ? 0 : 1)";

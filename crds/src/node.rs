@@ -32,10 +32,14 @@ use crate::{
     doc = "The pools that one node carries. Written by Cistern, never by hand.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
-    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool and the largest volume that it has room for"}"#,
-    printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
-    printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
-    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary",
+        "description":"Each pool and the largest volume that it has room for"}"#,
+    printcolumn = r#"{"name":"Registered","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
+    printcolumn = r#"{"name":"Agent","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
+    printcolumn = r#"{"name":"Message","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]

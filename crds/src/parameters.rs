@@ -113,7 +113,9 @@ pub enum ParametersError {
     AdoptionWithEncryption,
     /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{ADOPT_FILESYSTEM}\", \"{ENCRYPTION}\", \"{ENCRYPTION_DISCARDS}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \
+        \"{PLACEMENT}\", \"{ADOPT_FILESYSTEM}\", \"{ENCRYPTION}\", \"{ENCRYPTION_DISCARDS}\", \"{FSTYPE}\", \
+        \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }

@@ -23,7 +23,8 @@ pub struct PoolNames(Vec<String>);
 pub enum InvalidPoolNames {
     /// No pool can have this name, shortened.
     #[error(
-        "{0:?} cannot be the name of a StoragePool: use the name of one, or of up to {MAXIMUM} that are separated by commas without spaces"
+        "{0:?} cannot be the name of a StoragePool: use the name of one, \
+        or of up to {MAXIMUM} that are separated by commas without spaces"
     )]
     Name(String),
     /// A name is there twice.

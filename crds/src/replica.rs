@@ -25,7 +25,8 @@ use crate::{
     category = "cistern",
     status = "PoolReplicaStatus",
     derive = "PartialEq",
-    doc = "An image of a volume on a node, beside the volume's own. Written by Cistern; deleting the object deletes no data.",
+    doc = "An image of a volume on a node, beside the volume's own. Written by Cistern; \
+        deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
     printcolumn = r#"{"name":"Purpose","type":"string","jsonPath":".spec.purpose"}"#,
@@ -33,8 +34,10 @@ use crate::{
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Size","type":"string","jsonPath":".spec.size"}"#,
     printcolumn = r#"{"name":"Complete","type":"boolean","jsonPath":".status.complete"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
-    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Message","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -76,7 +79,8 @@ pub struct PoolReplicaSpec {
 
     /// Bytes that the node's ledger reserves for the image: those of the volume and its header, or twice as many for the
     /// copy of a volume that is used while it moves. Set by the operator, which raises it when the volume grows.
-    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("size cannot be made smaller"))]
+    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0")
+        .message("size cannot be made smaller"))]
     pub size: Bytes,
 
     /// Whether the bytes are allocated in advance, as those of the volume are. Set by the operator; immutable.

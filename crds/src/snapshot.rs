@@ -34,24 +34,31 @@ use crate::{
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Size","type":"string","jsonPath":".status.size"}"#,
-    printcolumn = r#"{"name":"Holds","type":"string","jsonPath":".status.reserved","description":"Space of the pool that is reserved for the snapshot"}"#,
+    printcolumn = r#"{"name":"Holds","type":"string","jsonPath":".status.reserved",
+        "description":"Space of the pool that is reserved for the snapshot"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,
     printcolumn = r#"{"name":"Group","type":"string","jsonPath":".spec.groupName","priority":1}"#,
-    printcolumn = r#"{"name":"Copied-For","type":"string","jsonPath":".spec.copiedFor","description":"PoolVolume on another node that is made from the snapshot","priority":1}"#,
+    printcolumn = r#"{"name":"Copied-For","type":"string","jsonPath":".spec.copiedFor",
+        "description":"PoolVolume on another node that is made from the snapshot","priority":1}"#,
     printcolumn = r#"{"name":"Consistency","type":"string","jsonPath":".spec.consistency","priority":1}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
-    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Message","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.filesystem) == (self.accessType == 'Filesystem')").message("a filesystem is named exactly for the access type Filesystem"),
+    validation = Rule::new("has(self.filesystem) == (self.accessType == 'Filesystem')")
+        .message("a filesystem is named exactly for the access type Filesystem"),
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
     validation = Rule::new("has(self.groupName) == has(oldSelf.groupName)").message("groupName cannot be changed"),
     validation = Rule::new("has(self.copiedFor) == has(oldSelf.copiedFor)").message("copiedFor cannot be changed"),
-    validation = Rule::new("has(self.incrementalBase) == has(oldSelf.incrementalBase)").message("incrementalBase cannot be added or removed"),
+    validation = Rule::new("has(self.incrementalBase) == has(oldSelf.incrementalBase)")
+        .message("incrementalBase cannot be added or removed"),
     validation = Rule::new("!has(oldSelf.takenAt) || has(self.takenAt)").message("takenAt cannot be changed"),
-    validation = Rule::new("!has(self.takenAt) || self.?acrossNodes.orValue(false)").message("takenAt is for members of a group across nodes"),
+    validation = Rule::new("!has(self.takenAt) || self.?acrossNodes.orValue(false)")
+        .message("takenAt is for members of a group across nodes"),
 )]
 pub struct PoolSnapshotSpec {
     /// Snapshot name from the CSI request; for a member of a group, the group's name. Set by the

@@ -32,14 +32,17 @@ pub const MAX_MEMBERS: usize = 64;
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
-    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Message","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(oldSelf.takenAt) || has(self.takenAt)").message("takenAt cannot be changed"),
-    validation = Rule::new("!has(oldSelf.takenAt) || self.?attempt.orValue(0) == oldSelf.?attempt.orValue(0)").message("attempt cannot be changed once the group is taken"),
+    validation = Rule::new("!has(oldSelf.takenAt) || self.?attempt.orValue(0) == oldSelf.?attempt.orValue(0)")
+        .message("attempt cannot be changed once the group is taken"),
 )]
 pub struct PoolSnapshotGroupSpec {
     /// Group snapshot name from the CSI request. Set by the controller; immutable.

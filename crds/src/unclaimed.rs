@@ -88,8 +88,8 @@ impl Owners {
         }
     }
 
-    /// Adds the VolumeMove of the volume with this name. While the move replaces the PersistentVolume of the volume, there is
-    /// none. So VolumeMoves are listed before PersistentVolumes.
+    /// Adds the VolumeMove of the volume with this name. While the move replaces the PersistentVolume of the
+    /// volume, there is none. So VolumeMoves are listed before PersistentVolumes.
     pub fn add_move(&mut self, name: &str) {
         self.handles.insert(name.to_owned());
     }

@@ -1,8 +1,8 @@
 //! `VolumeMove`: a volume that changes its node, until its PersistentVolume names the new node.
 //!
-//! An administrator creates it to move a volume to another node; its data is copied. One that is never cut over keeps a standby
-//! copy there. The operator creates it for a volume whose disk is in another machine. `docs/design-moving.md` describes all
-//! of them.
+//! An administrator creates it to move a volume to another node; its data is copied. One that is never cut over
+//! keeps a standby copy there. The operator creates it for a volume whose disk is in another machine.
+//! `docs/design-moving.md` describes all of them.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
@@ -33,18 +33,32 @@ pub const STANDBY_INTERVAL: u32 = 60;
     category = "cistern",
     status = "VolumeMoveStatus",
     derive = "PartialEq",
-    doc = "Moves a volume to another node. The object has the name of the volume, and is deleted when the move has ended. Delete it earlier to undo the move, as long as the volume names its former node.",
+    doc = "Moves a volume to another node. The object has the name of the volume, and is deleted when the move \
+        has ended. Delete it earlier to undo the move, as long as the volume names its former node.",
     validation = Rule::new("self.metadata.name == self.spec.volumeName").message("a VolumeMove has the name of its volume"),
-    validation = Rule::new("has(self.spec.takeover) == has(oldSelf.spec.takeover) && (has(self.spec.takeover) || self.spec.volumeName == oldSelf.spec.volumeName && has(self.spec.toNode) == has(oldSelf.spec.toNode) && (!has(self.spec.toNode) || self.spec.toNode == oldSelf.spec.toNode) && has(self.spec.togetherWith) == has(oldSelf.spec.togetherWith) && (!has(self.spec.togetherWith) || self.spec.togetherWith == oldSelf.spec.togetherWith))").message("only cutover, standbyIntervalSeconds and promotion of a VolumeMove can be changed: delete it, and create another one"),
-    validation = Rule::new("self.spec.?cutover.orValue('') == 'Never' || !has(self.spec.standbyIntervalSeconds) && !has(self.spec.promotion)").message("standbyIntervalSeconds and promotion are for a standby copy: set cutover to Never"),
-    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.promoted) || has(self.spec.promotion) && self.spec.promotion == oldSelf.spec.promotion").message("the copy is promoted: promotion cannot be changed any more"),
+    validation = Rule::new("has(self.spec.takeover) == has(oldSelf.spec.takeover) \
+            && (has(self.spec.takeover) \
+                || self.spec.volumeName == oldSelf.spec.volumeName \
+                && has(self.spec.toNode) == has(oldSelf.spec.toNode) \
+                && (!has(self.spec.toNode) || self.spec.toNode == oldSelf.spec.toNode) \
+                && has(self.spec.togetherWith) == has(oldSelf.spec.togetherWith) \
+                && (!has(self.spec.togetherWith) || self.spec.togetherWith == oldSelf.spec.togetherWith))")
+        .message("only cutover, standbyIntervalSeconds and promotion of a VolumeMove can be changed: \
+            delete it, and create another one"),
+    validation = Rule::new("self.spec.?cutover.orValue('') == 'Never' \
+            || !has(self.spec.standbyIntervalSeconds) && !has(self.spec.promotion)")
+        .message("standbyIntervalSeconds and promotion are for a standby copy: set cutover to Never"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.promoted) \
+            || has(self.spec.promotion) && self.spec.promotion == oldSelf.spec.promotion")
+        .message("the copy is promoted: promotion cannot be changed any more"),
     validation = Rule::new("!has(self.spec.takeover) || has(self.spec.toNode)").message("a takeover has a toNode"),
     printcolumn = r#"{"name":"From","type":"string","jsonPath":".status.plan.fromNode"}"#,
     printcolumn = r#"{"name":"To","type":"string","jsonPath":".status.plan.toNode"}"#,
     printcolumn = r#"{"name":"Cutover","type":"string","jsonPath":".spec.cutover","priority":1}"#,
     printcolumn = r#"{"name":"Data Age","type":"date","jsonPath":".status.prepared.taken","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
-    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Message","type":"string",
+        "jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
