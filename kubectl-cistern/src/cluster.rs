@@ -133,7 +133,8 @@ impl Cluster {
         }))
     }
 
-    /// Lists the PoolReplicas. Reports in `unread` if the user may not list them. Fails if the request fails for another reason.
+    /// Lists the PoolReplicas. Reports in `unread` if the user may not list them. Fails if the request fails for
+    /// another reason.
     pub async fn read_replicas(&mut self, connection: &Connection) -> Result<(), Error> {
         let found = of_newer_version(connection).await?;
         let found = or_note(found, &mut self.unread);

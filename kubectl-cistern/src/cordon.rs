@@ -62,8 +62,8 @@ pub(crate) async fn uncordon_in(
     Ok(())
 }
 
-/// Returns the cordoned nodes of the pool that have neither a Node nor a StorageNode, and none if `node` is cordoned already,
-/// because the pool is not changed then. Fails if a request fails.
+/// Returns the cordoned nodes of the pool that have neither a Node nor a StorageNode, and none if `node` is cordoned
+/// already, because the pool is not changed then. Fails if a request fails.
 async fn gone_nodes(
     connection: &Connection,
     pool: &str,

@@ -108,8 +108,8 @@ pub enum Error {
     },
     /// The user may not list VolumeMoves or PoolReplicas.
     #[error(
-        "you may not list volumemoves or poolreplicas, so it is not known whether other nodes have copies of the volumes: nothing was \
-        changed; use another --context, or give up all copies with --give-up-copies"
+        "you may not list volumemoves or poolreplicas, so it is not known whether other nodes have copies of the \
+        volumes: nothing was changed; use another --context, or give up all copies with --give-up-copies"
     )]
     CopiesUnknown,
     /// The user did not type the name.
@@ -216,8 +216,8 @@ pub(crate) fn is_unusable(node: &StorageNode, pool: &str) -> bool {
     })
 }
 
-/// Fails if the Node exists or its agent is ready, because its data is not lost. Fails, too, if the namespace has no node plugin,
-/// because nothing else tells whether the agent is ready.
+/// Fails if the Node exists or its agent is ready, because its data is not lost. Fails, too, if the namespace has no
+/// node plugin, because nothing else tells whether the agent is ready.
 async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(), crate::Error> {
     let what = format!("cannot read Node {node}");
     let nodes = connection.everywhere::<Node>();

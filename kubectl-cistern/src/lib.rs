@@ -115,32 +115,10 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
     let connection = Connection::open(&arguments.connection).await?;
     match arguments.command {
         Command::Status(flags) => status(&connection, &flags, printer).await,
-        Command::Pools(flags) => {
-            let view =
-                |cluster: &Cluster| pools::Pools::of(cluster, &flags.only, flags.selector.as_ref());
-            let cluster = Cluster::own(&connection).await?;
-            let unreadable = &cluster.unreadable;
-            unreadable.refuse::<StoragePool>(flags.only.pool.as_deref())?;
-            unreadable.refuse::<StorageNode>(flags.only.node.as_deref())?;
-            list::show(&connection, cluster, flags.output, printer, view).await
-        }
+        Command::Pools(flags) => pools(&connection, &flags, printer).await,
         Command::Volumes(flags) => volumes(&connection, &flags, printer).await,
-        Command::Snapshots(flags) => {
-            let view = |cluster: &Cluster| {
-                let volume = flags.volume.as_deref();
-                snapshots::Origins::of(cluster, &flags.only, volume, flags.all, Utc::now())
-            };
-            let cluster = Cluster::with_users(&connection).await?;
-            let unreadable = &cluster.unreadable;
-            unreadable.refuse::<PoolVolume>(flags.volume.as_deref())?;
-            list::show(&connection, cluster, flags.output, printer, view).await
-        }
-        Command::Transfers(flags) => {
-            let view =
-                |cluster: &Cluster| transfers::Transfers::of(cluster, &flags.only, Utc::now());
-            let cluster = Cluster::with_users(&connection).await?;
-            list::show(&connection, cluster, flags.output, printer, view).await
-        }
+        Command::Snapshots(flags) => snapshots(&connection, &flags, printer).await,
+        Command::Transfers(flags) => transfers(&connection, &flags, printer).await,
         Command::Discover(flags) => discover::run(&connection, &flags, printer).await,
         Command::Top(flags) => top::run(&connection, &flags, printer).await,
         Command::Ui(flags) => {
@@ -193,6 +171,19 @@ async fn status(
     })
 }
 
+async fn pools(
+    connection: &Connection,
+    flags: &arguments::Pools,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let view = |cluster: &Cluster| pools::Pools::of(cluster, &flags.only, flags.selector.as_ref());
+    let cluster = Cluster::own(connection).await?;
+    let unreadable = &cluster.unreadable;
+    unreadable.refuse::<StoragePool>(flags.only.pool.as_deref())?;
+    unreadable.refuse::<StorageNode>(flags.only.node.as_deref())?;
+    list::show(connection, cluster, flags.output, printer, view).await
+}
+
 async fn volumes(
     connection: &Connection,
     flags: &arguments::Volumes,
@@ -223,6 +214,31 @@ async fn volumes(
         view.sort(flags.sort);
         view
     };
+    list::show(connection, cluster, flags.output, printer, view).await
+}
+
+async fn snapshots(
+    connection: &Connection,
+    flags: &arguments::Snapshots,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let view = |cluster: &Cluster| {
+        let volume = flags.volume.as_deref();
+        snapshots::Origins::of(cluster, &flags.only, volume, flags.all, Utc::now())
+    };
+    let cluster = Cluster::with_users(connection).await?;
+    let unreadable = &cluster.unreadable;
+    unreadable.refuse::<PoolVolume>(flags.volume.as_deref())?;
+    list::show(connection, cluster, flags.output, printer, view).await
+}
+
+async fn transfers(
+    connection: &Connection,
+    flags: &arguments::Transfers,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let view = |cluster: &Cluster| transfers::Transfers::of(cluster, &flags.only, Utc::now());
+    let cluster = Cluster::with_users(connection).await?;
     list::show(connection, cluster, flags.output, printer, view).await
 }
 

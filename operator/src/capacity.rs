@@ -27,7 +27,7 @@ use crate::{
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    outdated::{Outdated, Slot},
+    outdated::Slot,
     registration,
 };
 
@@ -75,32 +75,67 @@ impl Controller for CapacityController {
     const NAME: &'static str = "capacity";
 
     fn keys(&self, context: &Context, change: &Change) -> Vec<Slot> {
-        concerned(&context.cluster, change)
+        let cluster = &context.cluster;
+        let classes = || -> Vec<String> {
+            let classes = cluster.classes.all();
+            classes.iter().map(|class| class.name_any()).collect()
+        };
+        let existing = |of: Option<&str>| -> Vec<Slot> {
+            let ours = cluster
+                .capacities
+                .filter(|object| of.is_none_or(|class| object.storage_class_name == class));
+            ours.iter().filter_map(|object| Slot::of(object)).collect()
+        };
+        match change {
+            Change::Everything => {
+                let mut slots: Vec<Slot> = existing(None);
+                slots.extend(cross(&classes(), &segments(cluster)));
+                slots
+            }
+            Change::StorageNode(node) | Change::Node(node) => {
+                cross(&classes(), &[names::topology_value(node)])
+            }
+            Change::Class(class) => {
+                let mut slots: Vec<Slot> = existing(Some(class));
+                slots.extend(cross(std::slice::from_ref(class), &segments(cluster)));
+                slots
+            }
+            Change::Capacity { class, segment } => {
+                cross(std::slice::from_ref(class), std::slice::from_ref(segment))
+            }
+            Change::Pool(_)
+            | Change::PoolStatus(_)
+            | Change::Replica(_)
+            | Change::Move(_)
+            | Change::Transfer(_)
+            | Change::AttributesClass(_)
+            | Change::Volume { .. }
+            | Change::Snapshot { .. }
+            | Change::Claim { .. }
+            | Change::Owner => Vec::new(),
+        }
     }
 
     async fn reconcile(&self, context: &Context, slot: &Slot) -> Result<Next, Error> {
-        reconcile(context, &context.outdated, slot).await
+        let outdated = &context.outdated;
+        let Ok(current) = object::current(context, &slot.object_name()) else {
+            return Ok(Next::OnChange);
+        };
+        let desired = desired(&context.cluster, slot, current.is_some());
+        let action = plan(current.as_deref(), desired);
+        if action == CapacityAction::Keep {
+            outdated.settle(slot);
+            return Ok(Next::OnChange);
+        }
+        if let Some(delay) = delay(&action, outdated.age(slot)) {
+            return Ok(Next::After(delay));
+        }
+        execute(context, slot, current.as_deref(), action).await?;
+        if let Some(lag) = outdated.settle(slot) {
+            context.metrics.published(lag);
+        }
+        Ok(Next::OnChange)
     }
-}
-
-async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
-    let Ok(current) = object::current(context, &slot.object_name()) else {
-        return Ok(Next::OnChange);
-    };
-    let desired = desired(&context.cluster, slot, current.is_some());
-    let action = plan(current.as_deref(), desired);
-    if action == CapacityAction::Keep {
-        outdated.settle(slot);
-        return Ok(Next::OnChange);
-    }
-    if let Some(delay) = delay(&action, outdated.age(slot)) {
-        return Ok(Next::After(delay));
-    }
-    execute(context, slot, current.as_deref(), action).await?;
-    if let Some(lag) = outdated.settle(slot) {
-        context.metrics.published(lag);
-    }
-    Ok(Next::OnChange)
 }
 
 async fn execute(
@@ -129,48 +164,6 @@ async fn execute(
         ) => return Ok(()),
     };
     write.execute(context, &slot.class, &slot.segment).await
-}
-
-/// The slots that a change concerns.
-fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
-    let classes = || -> Vec<String> {
-        let classes = cluster.classes.all();
-        classes.iter().map(|class| class.name_any()).collect()
-    };
-    let existing = |of: Option<&str>| -> Vec<Slot> {
-        let ours = cluster
-            .capacities
-            .filter(|object| of.is_none_or(|class| object.storage_class_name == class));
-        ours.iter().filter_map(|object| Slot::of(object)).collect()
-    };
-    match change {
-        Change::Everything => {
-            let mut slots: Vec<Slot> = existing(None);
-            slots.extend(cross(&classes(), &segments(cluster)));
-            slots
-        }
-        Change::StorageNode(node) | Change::Node(node) => {
-            cross(&classes(), &[names::topology_value(node)])
-        }
-        Change::Class(class) => {
-            let mut slots: Vec<Slot> = existing(Some(class));
-            slots.extend(cross(std::slice::from_ref(class), &segments(cluster)));
-            slots
-        }
-        Change::Capacity { class, segment } => {
-            cross(std::slice::from_ref(class), std::slice::from_ref(segment))
-        }
-        Change::Pool(_)
-        | Change::PoolStatus(_)
-        | Change::Replica(_)
-        | Change::Move(_)
-        | Change::Transfer(_)
-        | Change::AttributesClass(_)
-        | Change::Volume { .. }
-        | Change::Snapshot { .. }
-        | Change::Claim { .. }
-        | Change::Owner => Vec::new(),
-    }
 }
 
 /// Desired contents of the slot's object; `None` if the object should not exist.

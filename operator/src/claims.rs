@@ -75,36 +75,65 @@ impl Controller for ClaimsController {
     const NAME: &'static str = "claims";
     const GATHER: Duration = GATHER;
 
+    /// Marks the rooms that a change makes out of date.
+    ///
+    /// A claim whose volume is being created has no problem. The change of the volume does not concern
+    /// the claim, because each problem is checked again before it is published.
     fn keys(&self, context: &Context, change: &Change) -> Vec<Subject> {
-        concerned(&context.cluster, &self.rooms, change)
+        let cluster = &context.cluster;
+        match change {
+            Change::Everything => {
+                self.rooms.forget_all();
+                let volumes = cluster.volumes.keys(is_reportable).into_iter();
+                let volumes = volumes.map(Subject::Volume);
+                declared(cluster).into_iter().chain(volumes).collect()
+            }
+            Change::Pool(_) | Change::AttributesClass(_) => declared(cluster),
+            Change::StorageNode(node) | Change::Node(node) => {
+                self.rooms.outdate(node);
+                claims(cluster, |class| cluster.classes.contains(class))
+            }
+            Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
+            Change::Class(name) => {
+                self.rooms.forget(name);
+                let mut subjects = claims(cluster, |class| class == name);
+                subjects.push(Subject::Class(name.clone()));
+                subjects
+            }
+            Change::Claim { namespace, name } => vec![Subject::Claim {
+                namespace: namespace.clone(),
+                name: name.clone(),
+            }],
+            Change::PoolStatus(_)
+            | Change::Snapshot { .. }
+            | Change::Replica(_)
+            | Change::Move(_)
+            | Change::Transfer(_)
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
+        }
     }
 
     async fn reconcile(&self, context: &Context, subject: &Subject) -> Result<Next, events::Error> {
-        reconcile(context, &self.history, &self.rooms, subject).await
+        let Some(Observed { uid, problem }) = observe(&context.cluster, &self.rooms, subject)
+        else {
+            self.history.forget(subject);
+            return Ok(Next::OnChange);
+        };
+        let present = problem.as_ref().map(|(_, problem)| problem);
+        let turn = self
+            .history
+            .consider(subject, uid.as_deref(), present, Instant::now());
+        let (regarding, problem) = match (turn, problem) {
+            (PublishDecision::Publish, Some(problem)) => problem,
+            (PublishDecision::Wait(rest), _) => return Ok(Next::After(rest)),
+            (PublishDecision::Publish | PublishDecision::Skip, _) => return Ok(Next::OnChange),
+        };
+        let count = self.history.count(subject, &problem) + 1;
+        publish_or_update(context, &regarding, &problem.event(), count).await?;
+        self.history.mark(subject, problem, Instant::now());
+        Ok(Next::After(REPEAT))
     }
-}
-
-async fn reconcile(
-    context: &Context,
-    history: &EventHistory,
-    rooms: &Rooms,
-    subject: &Subject,
-) -> Result<Next, events::Error> {
-    let Some(Observed { uid, problem }) = observe(&context.cluster, rooms, subject) else {
-        history.forget(subject);
-        return Ok(Next::OnChange);
-    };
-    let present = problem.as_ref().map(|(_, problem)| problem);
-    let turn = history.consider(subject, uid.as_deref(), present, Instant::now());
-    let (regarding, problem) = match (turn, problem) {
-        (PublishDecision::Publish, Some(problem)) => problem,
-        (PublishDecision::Wait(rest), _) => return Ok(Next::After(rest)),
-        (PublishDecision::Publish | PublishDecision::Skip, _) => return Ok(Next::OnChange),
-    };
-    let count = history.count(subject, &problem) + 1;
-    publish_or_update(context, &regarding, &problem.event(), count).await?;
-    history.mark(subject, problem, Instant::now());
-    Ok(Next::After(REPEAT))
 }
 
 /// A subject that exists.
@@ -137,44 +166,6 @@ fn observe(cluster: &ClusterState, rooms: &Rooms, subject: &Subject) -> Option<O
         }
     };
     Some(Observed { uid, problem })
-}
-
-/// The subjects that a change concerns. Marks the rooms that it makes out of date.
-///
-/// A claim whose volume is being created has no problem. The change of the volume does not concern
-/// the claim, because each problem is checked again before it is published.
-fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subject> {
-    match change {
-        Change::Everything => {
-            rooms.forget_all();
-            let volumes = cluster.volumes.keys(is_reportable).into_iter();
-            let volumes = volumes.map(Subject::Volume);
-            declared(cluster).into_iter().chain(volumes).collect()
-        }
-        Change::Pool(_) | Change::AttributesClass(_) => declared(cluster),
-        Change::StorageNode(node) | Change::Node(node) => {
-            rooms.outdate(node);
-            claims(cluster, |class| cluster.classes.contains(class))
-        }
-        Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
-        Change::Class(name) => {
-            rooms.forget(name);
-            let mut subjects = claims(cluster, |class| class == name);
-            subjects.push(Subject::Class(name.clone()));
-            subjects
-        }
-        Change::Claim { namespace, name } => vec![Subject::Claim {
-            namespace: namespace.clone(),
-            name: name.clone(),
-        }],
-        Change::PoolStatus(_)
-        | Change::Snapshot { .. }
-        | Change::Replica(_)
-        | Change::Move(_)
-        | Change::Transfer(_)
-        | Change::Owner
-        | Change::Capacity { .. } => Vec::new(),
-    }
 }
 
 /// Every StorageClass of this driver, and the claims that wait for its volumes.

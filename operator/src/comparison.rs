@@ -22,7 +22,8 @@ macro_rules! entries {
     )+ };
 }
 
-entries!(is_same: Node, CSINode, Pod, StorageClass, VolumeAttributesClass, PersistentVolumeClaim, CSIStorageCapacity, VolumeMove, ImageTransfer);
+entries!(is_same: Node, CSINode, Pod, StorageClass, VolumeAttributesClass, PersistentVolumeClaim);
+entries!(is_same: CSIStorageCapacity, VolumeMove, ImageTransfer);
 entries!(is_same_guarded: DeserializeGuard<StoragePool>, DeserializeGuard<StorageNode>);
 
 impl Entry for Owner {

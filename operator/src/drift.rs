@@ -62,33 +62,27 @@ impl Controller for DriftController {
     }
 
     async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, events::Error> {
-        reconcile(context, &self.published, name).await
-    }
-}
-
-async fn reconcile(
-    context: &Context,
-    published: &PublishedKeys,
-    name: &str,
-) -> Result<Next, events::Error> {
-    let guard = context.cluster.storage_node(name);
-    let Some(Ok(node)) = guard.as_deref().map(|guard| &guard.0) else {
-        return Ok(Next::OnChange);
-    };
-    let all = pending_events(node, (context.now)());
-    let known = published.lock().get(name).cloned();
-    let known = known.unwrap_or_default();
-    for PendingEvent { pool, content } in all.iter().filter(|it| !known.contains(&it.content.key)) {
-        let pool = pool.as_ref().and_then(|pool| context.cluster.pool(pool));
-        let pool = pool.map(|pool| pool.object_ref(&()));
-        for regarding in [Some(node.object_ref(&())), pool].into_iter().flatten() {
-            publish_once(context, &regarding, content).await?;
+        let guard = context.cluster.storage_node(name);
+        let Some(Ok(node)) = guard.as_deref().map(|guard| &guard.0) else {
+            return Ok(Next::OnChange);
+        };
+        let all = pending_events(node, (context.now)());
+        let known = self.published.lock().get(name).cloned();
+        let known = known.unwrap_or_default();
+        for PendingEvent { pool, content } in
+            all.iter().filter(|it| !known.contains(&it.content.key))
+        {
+            let pool = pool.as_ref().and_then(|pool| context.cluster.pool(pool));
+            let pool = pool.map(|pool| pool.object_ref(&()));
+            for regarding in [Some(node.object_ref(&())), pool].into_iter().flatten() {
+                publish_once(context, &regarding, content).await?;
+            }
         }
+        let keys = all.into_iter().map(|it| it.content.key).collect();
+        let mut published = self.published.lock();
+        published.insert(name.clone(), keys);
+        Ok(Next::OnChange)
     }
-    let keys = all.into_iter().map(|it| it.content.key).collect();
-    let mut published = published.lock();
-    published.insert(name.to_owned(), keys);
-    Ok(Next::OnChange)
 }
 
 /// All events of a node, published or not.

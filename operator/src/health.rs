@@ -96,38 +96,65 @@ impl Controller for HealthController {
     const NAME: &'static str = "health";
 
     fn keys(&self, context: &Context, change: &Change) -> Vec<Subject> {
-        concerned(&context.cluster, &self.published, change)
+        let cluster = &context.cluster;
+        match change {
+            Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
+            Change::StorageNode(node) => {
+                let mut subjects = self.published.subjects();
+                subjects.retain(|subject| subject.is_of_node(node));
+                if let Some(guard) = cluster.storage_node(node) {
+                    subjects.extend(of_node(&guard));
+                }
+                subjects
+            }
+            Change::Everything => {
+                let volumes = cluster.volumes.keys(|volume| volume.report.is_some());
+                let volumes = volumes.into_iter().map(Subject::Volume);
+                let nodes = cluster.storage_nodes.all();
+                let nodes = nodes.iter().flat_map(|node| of_node(node));
+                self.published
+                    .subjects()
+                    .into_iter()
+                    .chain(volumes)
+                    .chain(nodes)
+                    .collect()
+            }
+            Change::Pool(_)
+            | Change::PoolStatus(_)
+            | Change::Snapshot { .. }
+            | Change::Node(_)
+            | Change::Class(_)
+            | Change::Replica(_)
+            | Change::Move(_)
+            | Change::Transfer(_)
+            | Change::AttributesClass(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
+        }
     }
 
     async fn reconcile(&self, context: &Context, subject: &Subject) -> Result<Next, Error> {
-        reconcile(context, &self.published, subject).await
-    }
-}
-
-async fn reconcile(
-    context: &Context,
-    published: &PublishedIssues,
-    subject: &Subject,
-) -> Result<Next, Error> {
-    let Some(seen) = observe(&context.cluster, subject) else {
-        published.forget(subject);
-        return Ok(Next::OnChange);
-    };
-    // The cache does not keep the claim of a recovered volume.
-    let Some(regarding) = seen.regarding.or_else(|| published.regarding(subject)) else {
-        return Ok(Next::OnChange);
-    };
-    let due = published.due_events(subject, &seen.name, &seen.issues);
-    if !due.is_empty() {
-        let recipients = recipients(context, subject, &seen.node, &regarding).await?;
-        for recipient in &recipients {
-            for content in &due {
-                publish_once(context, recipient, content).await?;
+        let Some(seen) = observe(&context.cluster, subject) else {
+            self.published.forget(subject);
+            return Ok(Next::OnChange);
+        };
+        // The cache does not keep the claim of a recovered volume.
+        let Some(regarding) = seen.regarding.or_else(|| self.published.regarding(subject)) else {
+            return Ok(Next::OnChange);
+        };
+        let due = self.published.due_events(subject, &seen.name, &seen.issues);
+        if !due.is_empty() {
+            let recipients = recipients(context, subject, &seen.node, &regarding).await?;
+            for recipient in &recipients {
+                for content in &due {
+                    publish_once(context, recipient, content).await?;
+                }
             }
         }
+        self.published.mark(subject, &seen.issues, regarding);
+        Ok(Next::OnChange)
     }
-    published.mark(subject, &seen.issues, regarding);
-    Ok(Next::OnChange)
 }
 
 /// Every object that gets the event.
@@ -234,45 +261,6 @@ fn silence(node: &StorageNode) -> Option<HealthIssue> {
         message: healthy.message.clone(),
         since: time::from_kubernetes(&healthy.last_transition_time),
     })
-}
-
-/// The subjects that a change concerns.
-fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Change) -> Vec<Subject> {
-    match change {
-        Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
-        Change::StorageNode(node) => {
-            let mut subjects = published.subjects();
-            subjects.retain(|subject| subject.is_of_node(node));
-            if let Some(guard) = cluster.storage_node(node) {
-                subjects.extend(of_node(&guard));
-            }
-            subjects
-        }
-        Change::Everything => {
-            let volumes = cluster.volumes.keys(|volume| volume.report.is_some());
-            let volumes = volumes.into_iter().map(Subject::Volume);
-            let nodes = cluster.storage_nodes.all();
-            let nodes = nodes.iter().flat_map(|node| of_node(node));
-            published
-                .subjects()
-                .into_iter()
-                .chain(volumes)
-                .chain(nodes)
-                .collect()
-        }
-        Change::Pool(_)
-        | Change::PoolStatus(_)
-        | Change::Snapshot { .. }
-        | Change::Node(_)
-        | Change::Class(_)
-        | Change::Replica(_)
-        | Change::Move(_)
-        | Change::Transfer(_)
-        | Change::AttributesClass(_)
-        | Change::Claim { .. }
-        | Change::Owner
-        | Change::Capacity { .. } => Vec::new(),
-    }
 }
 
 /// A node's agent and each of its pools.

@@ -16,6 +16,7 @@ pub mod comparison;
 pub mod config;
 pub mod contents;
 pub mod controller;
+pub mod creation;
 pub mod drift;
 pub mod events;
 pub mod health;

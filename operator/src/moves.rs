@@ -40,7 +40,7 @@ mod volume;
 
 use cistern_client::{Rejection, writes::patch_guarded};
 use cistern_crds::{MoveTakeover, PoolVolume, VolumeMove, VolumeMoveSpec, names};
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use self::advance::Move;
@@ -49,7 +49,7 @@ use crate::{
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    events, taken_over,
+    creation, events, taken_over,
 };
 
 /// Why a move does not advance.
@@ -156,11 +156,7 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
     };
     let mut object = VolumeMove::new(&name, spec.clone());
     object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
-    let parameters = PostParams {
-        field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
-    match api.create(&parameters, &object).await {
+    match api.create(&creation::parameters(), &object).await {
         Ok(_) => Ok(true),
         Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => {
             let found = api.get(&name).await.map_err(|it| failed("get", it))?;

@@ -25,7 +25,6 @@ use self::{
 use crate::{
     Context,
     change::Change,
-    cluster_state::ClusterState,
     controller::{Controller, Next},
     events::{self, publish_once},
     overcommit::Overcommit,
@@ -66,100 +65,94 @@ impl Controller for PoolController {
     const NAME: &'static str = "pool";
     const GATHER: Duration = GATHER;
 
+    /// Marks the shares that a change makes out of date.
     fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
-        concerned(&context.cluster, &self.shares, change)
+        let cluster = &context.cluster;
+        let every = || {
+            let pools = cluster.pools.all();
+            pools.iter().map(|pool| pool.name_any()).collect()
+        };
+        match change {
+            Change::Pool(name)
+            | Change::PoolStatus(name)
+            | Change::Volume { pool: name, .. }
+            | Change::Snapshot { pool: name, .. } => vec![name.clone()],
+            Change::StorageNode(node) | Change::Node(node) => {
+                self.shares.outdate(node);
+                every()
+            }
+            Change::Everything => {
+                self.shares.outdate_all();
+                every()
+            }
+            Change::Class(_)
+            | Change::Replica(_)
+            | Change::Move(_)
+            | Change::Transfer(_)
+            | Change::AttributesClass(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
+        }
     }
 
     async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
-        reconcile(context, &self.shares, name).await
-    }
-}
-
-/// The names of the pools that a change concerns. Marks the shares that it makes out of date.
-fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<String> {
-    let every = || {
-        let pools = cluster.pools.all();
-        pools.iter().map(|pool| pool.name_any()).collect()
-    };
-    match change {
-        Change::Pool(name)
-        | Change::PoolStatus(name)
-        | Change::Volume { pool: name, .. }
-        | Change::Snapshot { pool: name, .. } => vec![name.clone()],
-        Change::StorageNode(node) | Change::Node(node) => {
-            shares.outdate(node);
-            every()
-        }
-        Change::Everything => {
-            shares.outdate_all();
-            every()
-        }
-        Change::Class(_)
-        | Change::Replica(_)
-        | Change::Move(_)
-        | Change::Transfer(_)
-        | Change::AttributesClass(_)
-        | Change::Claim { .. }
-        | Change::Owner
-        | Change::Capacity { .. } => Vec::new(),
-    }
-}
-
-async fn reconcile(context: &Context, shares: &Shares, name: &str) -> Result<Next, Error> {
-    let own_writes = &context.cluster.own_writes;
-    let Ok(pool) = own_writes.read(|| context.cluster.pool(name)) else {
-        return Ok(Next::OnChange);
-    };
-    let Some(pool) = pool else {
-        shares.forget(name);
-        return Ok(Next::OnChange);
-    };
-    let wrote = |written| own_writes.wrote(&written, || context.cluster.pool(name));
-    let api = Api::<DeserializeGuard<StoragePool>>::all(context.client.clone());
-    let failed = |verb| {
-        move |source| Error::Api {
-            verb,
-            pool: name.to_owned(),
-            source,
-        }
-    };
-    let shares = shares.of(&context.cluster, &pool);
-    let kept = context.cluster.contents_of(name);
-    let manager = names::OPERATOR_MANAGER;
-    match finalizer_action(&pool, shares.is_empty() && kept.is_empty()) {
-        FinalizerAction::Add => {
-            let mut finalizers = pool.finalizers().to_vec();
-            finalizers.push(names::FINALIZER.to_owned());
-            let change = json!({"metadata": {"finalizers": finalizers}});
-            let held = patch_guarded(&api, &pool, manager, change).await;
-            // The watch delivers the write as a change, which causes the next reconcile.
-            held.map(wrote).map_err(failed("add the finalizer of"))?;
+        let own_writes = &context.cluster.own_writes;
+        let Ok(pool) = own_writes.read(|| context.cluster.pool(name)) else {
             return Ok(Next::OnChange);
+        };
+        let Some(pool) = pool else {
+            self.shares.forget(name);
+            return Ok(Next::OnChange);
+        };
+        let wrote = |written| own_writes.wrote(&written, || context.cluster.pool(name));
+        let api = Api::<DeserializeGuard<StoragePool>>::all(context.client.clone());
+        let failed = |verb| {
+            move |source| Error::Api {
+                verb,
+                pool: name.clone(),
+                source,
+            }
+        };
+        let shares = self.shares.of(&context.cluster, &pool);
+        let kept = context.cluster.contents_of(name);
+        let manager = names::OPERATOR_MANAGER;
+        match finalizer_action(&pool, shares.is_empty() && kept.is_empty()) {
+            FinalizerAction::Add => {
+                let mut finalizers = pool.finalizers().to_vec();
+                finalizers.push(names::FINALIZER.to_owned());
+                let change = json!({"metadata": {"finalizers": finalizers}});
+                let held = patch_guarded(&api, &pool, manager, change).await;
+                // The watch delivers the write as a change, which causes the next reconcile.
+                held.map(wrote).map_err(failed("add the finalizer of"))?;
+                return Ok(Next::OnChange);
+            }
+            FinalizerAction::Remove => {
+                let released = remove_finalizer(&api, &pool, manager, names::FINALIZER).await;
+                return released
+                    .map(|()| Next::OnChange)
+                    .map_err(failed("remove the finalizer of"));
+            }
+            FinalizerAction::Keep => {}
         }
-        FinalizerAction::Remove => {
-            let released = remove_finalizer(&api, &pool, manager, names::FINALIZER).await;
-            return released
-                .map(|()| Next::OnChange)
-                .map_err(failed("remove the finalizer of"));
+        let current = current_status(context, &pool)
+            .await
+            .map_err(failed("read"))?;
+        let readable = pool.0.as_ref().ok();
+        let overcommit =
+            readable.map(|pool| Overcommit::of(pool, || context.cluster.thick_in(name)));
+        let now = (context.now)();
+        if let Some(content) = overcommit.and_then(|it| it.refusal_event(&current, now)) {
+            publish_once(context, &pool.object_ref(&()), &content).await?;
         }
-        FinalizerAction::Keep => {}
+        let declaration = Declaration::of(&pool, overcommit);
+        let status = summarize(&declaration, &current, &shares, &kept, now);
+        if status != current {
+            let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
+            written.map(wrote).map_err(failed("write the status of"))?;
+        }
+        Ok(Next::OnChange)
     }
-    let current = current_status(context, &pool)
-        .await
-        .map_err(failed("read"))?;
-    let readable = pool.0.as_ref().ok();
-    let overcommit = readable.map(|pool| Overcommit::of(pool, || context.cluster.thick_in(name)));
-    let now = (context.now)();
-    if let Some(content) = overcommit.and_then(|it| it.refusal_event(&current, now)) {
-        publish_once(context, &pool.object_ref(&()), &content).await?;
-    }
-    let declaration = Declaration::of(&pool, overcommit);
-    let status = summarize(&declaration, &current, &shares, &kept, now);
-    if status != current {
-        let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
-        written.map(wrote).map_err(failed("write the status of"))?;
-    }
-    Ok(Next::OnChange)
 }
 
 /// Action on the finalizer.

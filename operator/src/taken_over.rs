@@ -1,7 +1,7 @@
 //! Pools that a node has taken over from another one, and what is to follow them. Pure.
 //!
-//! An object is known to be in a pool by the UUID of the filesystem in the status of its image. An object whose image was never
-//! made has none, and stays.
+//! An object is known to be in a pool by the UUID of the filesystem in the status of its image. An object whose image
+//! was never made has none, and stays.
 
 use cistern_crds::{HasImage, NodePool, NodePoolStatus, PoolVolume, StorageNode};
 use kube::ResourceExt as _;

@@ -38,36 +38,65 @@ impl Controller for TemplateCapacityController {
     const NAME: &'static str = "template-capacity";
 
     fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
-        concerned(&context.cluster, change)
+        let cluster = &context.cluster;
+        let classes_of = |pool: Option<&str>| -> Vec<String> {
+            let classes = cluster.classes.filter(|class| {
+                let is_of = |name| parameters(class).is_some_and(|it| it.pools.contains(name));
+                pool.is_none_or(is_of)
+            });
+            classes.iter().map(|class| class.name_any()).collect()
+        };
+        match change {
+            Change::Everything => {
+                let objects = cluster
+                    .capacities
+                    .filter(|it| kubernetes::segment(it).is_none());
+                let mut classes = classes_of(None);
+                classes.extend(objects.iter().map(|it| it.storage_class_name.clone()));
+                classes
+            }
+            Change::Pool(pool) => classes_of(Some(pool)),
+            Change::Class(class) => vec![class.clone()],
+            // An object for a node has a segment.
+            Change::Capacity { class, segment } if segment.is_empty() => vec![class.clone()],
+            Change::Capacity { .. }
+            | Change::PoolStatus(_)
+            | Change::StorageNode(_)
+            | Change::Node(_)
+            | Change::Replica(_)
+            | Change::Move(_)
+            | Change::Transfer(_)
+            | Change::AttributesClass(_)
+            | Change::Volume { .. }
+            | Change::Snapshot { .. }
+            | Change::Claim { .. }
+            | Change::Owner => Vec::new(),
+        }
     }
 
     async fn reconcile(&self, context: &Context, class: &String) -> Result<Next, Error> {
-        reconcile(context, class).await
+        let class_object = context.cluster.class(class);
+        let parameters = class_object.as_deref().and_then(parameters);
+        let mut expected = Vec::new();
+        for pool in parameters.iter().flat_map(|it| it.pools.iter()) {
+            let name = object_name(class, pool);
+            let desired = parameters
+                .as_ref()
+                .and_then(|parameters| desired(&context.cluster, class, pool, parameters));
+            publish(context, class, &name, desired).await?;
+            expected.push(name);
+        }
+        // Of a class that is gone, or that was made again with other pools.
+        let others = context.cluster.capacities.filter(|it| {
+            it.storage_class_name == *class
+                && kubernetes::segment(it).is_none()
+                && !expected.contains(&it.name_any())
+        });
+        for other in others {
+            publish(context, class, &other.name_any(), None).await?;
+        }
+        Ok(Next::OnChange)
     }
-}
-
-async fn reconcile(context: &Context, class: &str) -> Result<Next, Error> {
-    let class_object = context.cluster.class(class);
-    let parameters = class_object.as_deref().and_then(parameters);
-    let mut expected = Vec::new();
-    for pool in parameters.iter().flat_map(|it| it.pools.iter()) {
-        let name = object_name(class, pool);
-        let desired = parameters
-            .as_ref()
-            .and_then(|parameters| desired(&context.cluster, class, pool, parameters));
-        publish(context, class, &name, desired).await?;
-        expected.push(name);
-    }
-    // Of a class that is gone, or that was made again with other pools.
-    let others = context.cluster.capacities.filter(|it| {
-        it.storage_class_name == class
-            && kubernetes::segment(it).is_none()
-            && !expected.contains(&it.name_any())
-    });
-    for other in others {
-        publish(context, class, &other.name_any(), None).await?;
-    }
-    Ok(Next::OnChange)
 }
 
 /// Makes an object as desired.
@@ -96,43 +125,6 @@ async fn publish(
         (None, None) | (Some(_), _) => return Ok(()),
     };
     write.execute(context, class, "new nodes").await
-}
-
-/// The classes that a change concerns.
-fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
-    let classes_of = |pool: Option<&str>| -> Vec<String> {
-        let classes = cluster.classes.filter(|class| {
-            let is_of = |name| parameters(class).is_some_and(|it| it.pools.contains(name));
-            pool.is_none_or(is_of)
-        });
-        classes.iter().map(|class| class.name_any()).collect()
-    };
-    match change {
-        Change::Everything => {
-            let objects = cluster
-                .capacities
-                .filter(|it| kubernetes::segment(it).is_none());
-            let mut classes = classes_of(None);
-            classes.extend(objects.iter().map(|it| it.storage_class_name.clone()));
-            classes
-        }
-        Change::Pool(pool) => classes_of(Some(pool)),
-        Change::Class(class) => vec![class.clone()],
-        // An object for a node has a segment.
-        Change::Capacity { class, segment } if segment.is_empty() => vec![class.clone()],
-        Change::Capacity { .. }
-        | Change::PoolStatus(_)
-        | Change::StorageNode(_)
-        | Change::Node(_)
-        | Change::Replica(_)
-        | Change::Move(_)
-        | Change::Transfer(_)
-        | Change::AttributesClass(_)
-        | Change::Volume { .. }
-        | Change::Snapshot { .. }
-        | Change::Claim { .. }
-        | Change::Owner => Vec::new(),
-    }
 }
 
 /// The object of a class for one of its pools; `None` if the pool publishes nothing for new nodes.

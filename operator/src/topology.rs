@@ -80,40 +80,36 @@ impl Controller for TopologyController {
     }
 
     async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
-        reconcile(context, name).await
-    }
-}
-
-async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
-    let _lock = context.storage_node_locks.lock(name).await;
-    let own_writes = &context.cluster.own_writes;
-    let Ok(Some(guard)) = own_writes.read(|| context.cluster.storage_node(name)) else {
-        return Ok(Next::OnChange);
-    };
-    // The controller that owns its spec reports an object that cannot be read.
-    let Ok(node) = &guard.0 else {
-        return Ok(Next::OnChange);
-    };
-    let registration = registration::observe(&context.cluster, name);
-    let kept = context.cluster.contents_on(name);
-    let current = node.status.clone().unwrap_or_default().conditions;
-    let (conditions, wait) = summarize(node, &registration, &kept, (context.now)());
-    // Time alone makes the health of a node with a silent agent unknown.
-    let next = wait.map_or(Next::OnChange, Next::After);
-    if conditions == current {
-        return Ok(next);
-    }
-    let api = Api::<StorageNode>::all(context.client.clone());
-    let status = json!({"conditions": own(conditions)});
-    match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
-        Ok(written) => {
-            own_writes.wrote::<StorageNode, _>(&written, || context.cluster.storage_node(name));
-            Ok(next)
+        let _lock = context.storage_node_locks.lock(name).await;
+        let own_writes = &context.cluster.own_writes;
+        let Ok(Some(guard)) = own_writes.read(|| context.cluster.storage_node(name)) else {
+            return Ok(Next::OnChange);
+        };
+        // The controller that owns its spec reports an object that cannot be read.
+        let Ok(node) = &guard.0 else {
+            return Ok(Next::OnChange);
+        };
+        let registration = registration::observe(&context.cluster, name);
+        let kept = context.cluster.contents_on(name);
+        let current = node.status.clone().unwrap_or_default().conditions;
+        let (conditions, wait) = summarize(node, &registration, &kept, (context.now)());
+        // Time alone makes the health of a node with a silent agent unknown.
+        let next = wait.map_or(Next::OnChange, Next::After);
+        if conditions == current {
+            return Ok(next);
         }
-        Err(source) => Err(Error::Write {
-            node: name.to_owned(),
-            source,
-        }),
+        let api = Api::<StorageNode>::all(context.client.clone());
+        let status = json!({"conditions": own(conditions)});
+        match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
+            Ok(written) => {
+                own_writes.wrote::<StorageNode, _>(&written, || context.cluster.storage_node(name));
+                Ok(next)
+            }
+            Err(source) => Err(Error::Write {
+                node: name.clone(),
+                source,
+            }),
+        }
     }
 }
 
@@ -205,7 +201,8 @@ fn deletion(node: &StorageNode, registration: &Registration) -> ConditionUpdate 
         .map(|pool| pool.name.as_str())
         .collect();
     let message = format!(
-        "the node carries pools ({}): take it out of their node selectors, and delete the claims and VolumeSnapshots that remain",
+        "the node carries pools ({}): take it out of their node selectors, and delete the claims and VolumeSnapshots \
+         that remain",
         pools.join(", ")
     );
     finding(true, Reason::VolumesRemain, message)

@@ -9,17 +9,16 @@
 //! on now. One that names something else is deleted, and created anew.
 
 use cistern_client::{Rejection, writes::delete_exactly};
-use cistern_crds::{
-    ImageTransfer, ImageTransferSpec, PoolVolume, TransferPurpose, VolumeMove, names,
-};
+use cistern_crds::{ImageTransfer, ImageTransferSpec, PoolVolume, TransferPurpose, VolumeMove};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Api, Resource as _, api::PostParams};
+use kube::{Api, Resource as _};
 
 use crate::{
     Context,
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
+    creation,
     stored::StoredVolume,
 };
 
@@ -167,10 +166,6 @@ fn passed(name: &str, volume: &StoredVolume, move_of: &VolumeMove) -> Option<Ima
 }
 
 async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<(), Error> {
-    let parameters = PostParams {
-        field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
     let ImageTransferSpec {
         volume_name,
         snapshot_name,
@@ -178,7 +173,7 @@ async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<()
         target_node,
         ..
     } = &transfer.spec;
-    match api.create(&parameters, transfer).await {
+    match api.create(&creation::parameters(), transfer).await {
         Ok(_) => {
             tracing::info!(
                 volume = volume_name,

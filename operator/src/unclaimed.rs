@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! the caches show an object without an owner that is not reported yet?
-//!   └▶ list PoolVolumes, PoolSnapshots ─▶ list VolumeMoves, PersistentVolumes, contents ─▶ events for objects found twice in
-//!     a row
+//!   └▶ list PoolVolumes, PoolSnapshots ─▶ list VolumeMoves, PersistentVolumes, contents
+//!     ─▶ events for objects found twice in a row
 //! ```
 //!
 //! The caches may be some seconds old, so what they show is compared with the API server before it is
@@ -92,22 +92,18 @@ impl Controller for UnclaimedController {
     }
 
     async fn reconcile(&self, context: &Context, (): &()) -> Result<Next, Error> {
-        reconcile(context, &self.seen).await
+        let ownerless = ownerless(context);
+        let is_reported = |uid: &str| self.seen.lock().get(uid) == Some(&true);
+        if ownerless.iter().all(|uid| is_reported(uid)) {
+            let mut seen = self.seen.lock();
+            seen.retain(|uid, _| ownerless.contains(uid.as_str()));
+        } else {
+            report(context, &self.seen).await?;
+        }
+        context.metrics.unclaimed().set(reported(&self.seen));
+        let wait = context.unclaimed_after / COMPARISONS;
+        Ok(Next::After(wait.to_std().unwrap_or_default()))
     }
-}
-
-async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
-    let ownerless = ownerless(context);
-    let is_reported = |uid: &str| seen.lock().get(uid) == Some(&true);
-    if ownerless.iter().all(|uid| is_reported(uid)) {
-        let mut seen = seen.lock();
-        seen.retain(|uid, _| ownerless.contains(uid.as_str()));
-    } else {
-        report(context, seen).await?;
-    }
-    context.metrics.unclaimed().set(reported(seen));
-    let wait = context.unclaimed_after / COMPARISONS;
-    Ok(Next::After(wait.to_std().unwrap_or_default()))
 }
 
 /// Compares all objects with their owners as the API server has them, and publishes the events.

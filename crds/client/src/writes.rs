@@ -155,6 +155,28 @@ where
     }
 }
 
+/// Deletes an object if it is still the version that was read, and removes one finalizer from it. Succeeds if it is gone. Fails
+/// if another client has changed the object, or if the API server rejects a write or does not answer.
+pub async fn release<K>(
+    api: &Api<K>,
+    seen: &K,
+    manager: &str,
+    finalizer: &str,
+) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let held = if seen.meta().deletion_timestamp.is_some() {
+        Some(seen.clone())
+    } else {
+        delete_exactly(api, seen).await?
+    };
+    match held {
+        Some(held) => remove_finalizer(api, &held, manager, finalizer).await,
+        None => Ok(()),
+    }
+}
+
 /// Removes one finalizer from an object if it is still the version that was read. Succeeds if the
 /// object is gone or lacks the finalizer. Fails if another client has changed the object, or if the
 /// API server rejects the write or does not answer.

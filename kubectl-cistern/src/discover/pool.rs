@@ -50,8 +50,8 @@ pub enum NoDeclaration {
 pub(super) struct Declaration(Value);
 
 impl Declaration {
-    /// The StoragePool of this name that uses the usable disks by this engine. It selects nodes by `selector`, or else by their
-    /// host names. Fails if there is none, or too many for one StoragePool.
+    /// The StoragePool of this name that uses the usable disks by this engine. It selects nodes by `selector`, or
+    /// else by their host names. Fails if there is none, or too many for one StoragePool.
     pub(super) fn of(
         name: &str,
         engine: DeviceEngine,

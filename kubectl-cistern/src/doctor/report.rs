@@ -13,9 +13,10 @@ use crate::{
 /// Characters per line of text.
 const WIDTH: usize = 100;
 
-/// Suggested fix if an object of the manifests is missing or differs. The plugin does not know how Cistern was installed, and
-/// other manifests would undo what was configured.
-pub const APPLY: &str = "apply the manifests that you installed from again (your overlay, `install.yaml`, or `helm upgrade`)";
+/// Suggested fix if an object of the manifests is missing or differs. The plugin does not know how Cistern was
+/// installed, and other manifests would undo what was configured.
+pub const APPLY: &str = "apply the manifests that you installed from again (your overlay, `install.yaml`, \
+    or `helm upgrade`)";
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -97,7 +97,8 @@ pub(super) fn is_standby(it: &VolumeMove) -> bool {
     it.spec.cutover == Cutover::Never
 }
 
-/// The volumes that move. One with a standby copy begins to move later, and no earlier than the removal of the copy has ended.
+/// The volumes that move. One with a standby copy begins to move later, and no earlier than the removal of the copy
+/// has ended.
 pub(super) fn begun(cluster: &Cluster) -> BTreeSet<String> {
     let moves = cluster.moves.iter();
     let moves = moves.filter(|it| !is_standby(it) || it.metadata.deletion_timestamp.is_some());

@@ -150,7 +150,8 @@ impl<'a> Drain<'a> {
         }
     }
 
-    /// Creates the VolumeMoves of the groups that begin to move now, or lets them move to the standby copies that they have. Returns the groups that are to move.
+    /// Creates the VolumeMoves of the groups that begin to move now, or lets them move to the standby copies that
+    /// they have. Returns the groups that are to move.
     async fn begin(&mut self, cluster: &Cluster) -> Result<Vec<BTreeSet<String>>, Error> {
         groups::remember(&mut self.used, cluster);
         let mut groups = groups::groups(cluster, &self.sets, &self.used, &self.flags.node);

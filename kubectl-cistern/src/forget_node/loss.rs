@@ -207,7 +207,8 @@ mod tests {
         let loss = copies(&prepared);
         assert_eq!(loss.copies[0].volume, "pvc-1");
         let text = loss.to_string();
-        let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 cannot be promoted any more.";
+        let says = "The copy of shop/data (volume pvc-1) as of 2026-01-01 00:00:00 UTC on node worker-2 cannot be \
+        promoted any more.";
         assert!(text.contains(says), "{text}");
     }
 

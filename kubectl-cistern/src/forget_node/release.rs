@@ -37,16 +37,7 @@ where
 {
     let api: Api<K> = connection.everywhere();
     let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
-    let released = async {
-        let marked = match object.meta().deletion_timestamp {
-            Some(_) => Some(object.clone()),
-            None => writes::delete_exactly(&api, object).await?,
-        };
-        match marked {
-            Some(marked) => writes::remove_finalizer(&api, &marked, MANAGER, FINALIZER).await,
-            None => Ok(()),
-        }
-    };
+    let released = writes::release(&api, object, MANAGER, FINALIZER);
     let released = connection.ask(format!("cannot release {kind} {name}"), released);
     match released.await {
         Err(error) if error.rejection() == Some(Rejection::Conflict) => {

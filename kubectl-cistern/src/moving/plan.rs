@@ -51,8 +51,8 @@ impl Planned {
     }
 }
 
-/// When a standby copy is cut over that is to move its volume. It is worth nothing if its volume is not copied until the pods
-/// have ended.
+/// When a standby copy is cut over that is to move its volume. It is worth nothing if its volume is not copied until
+/// the pods have ended.
 fn of_standby(cutover: Option<Cutover>) -> Cutover {
     match cutover {
         None | Some(Cutover::WhenUnused | Cutover::Never) => Cutover::Manual,

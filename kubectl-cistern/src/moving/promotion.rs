@@ -15,8 +15,8 @@ pub(crate) fn was_promoted(it: &VolumeMove) -> String {
         );
     }
     format!(
-        "the standby copy of volume {name} is the volume now, and its former node keeps the previous image, which no pod can \
-         mount: copy what you need from it, then remove it with `kubectl delete volumemove {name}`"
+        "the standby copy of volume {name} is the volume now, and its former node keeps the previous image, which no \
+         pod can mount: copy what you need from it, then remove it with `kubectl delete volumemove {name}`"
     )
 }
 

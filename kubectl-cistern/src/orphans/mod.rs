@@ -20,6 +20,7 @@ pub mod unclaimed;
 
 use std::io;
 
+use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 
 use self::{
@@ -69,7 +70,8 @@ pub enum Error {
     },
     /// The custom resource of the image is on another node.
     #[error(
-        "image {image} on {node} belongs to node {owner}, which has {what}: if the disk has moved, follow \"A disk moves to another machine\" in docs/recovery.md; to give up the image, delete that first"
+        "image {image} on {node} belongs to node {owner}, which has {what}: if the disk has moved, follow \"A disk \
+        moves to another machine\" in docs/recovery.md; to give up the image, delete that first"
     )]
     OnOtherNode {
         /// Name of the image.
@@ -101,7 +103,8 @@ pub enum Error {
     },
     /// The image no longer existed, and the agent created another.
     #[error(
-        "the image {image} no longer exists: {kind} {name} has image {object_image}, and is kept; inspect its data, and set its spec.deletionRequested only if the data is not needed"
+        "the image {image} no longer exists: {kind} {name} has image {object_image}, and is kept; inspect its data, \
+        and set its spec.deletionRequested only if the data is not needed"
     )]
     Gone {
         /// Name of the image.
@@ -115,7 +118,8 @@ pub enum Error {
     },
     /// The agent did not admit the object before the timeout.
     #[error(
-        "{name} is not adopted, because it waits for its node: {waits_for}; nothing was changed: repeat the command, or see `kubectl cistern status`"
+        "{name} is not adopted, because it waits for its node: {waits_for}; nothing was changed: repeat the command, \
+        or see `kubectl cistern status`"
     )]
     TimedOut {
         /// Name of the object.
@@ -149,7 +153,8 @@ pub enum Error {
     },
     /// An object owns the volume or snapshot, or waits for it.
     #[error(
-        "{kind} {name} is not an orphan: a {owner}, or a claim or VolumeSnapshot that waits for it, owns it, or a VolumeMove moves it; wait until the move has ended, or delete the owner to remove the volume or snapshot"
+        "{kind} {name} is not an orphan: a {owner}, or a claim or VolumeSnapshot that waits for it, owns it, or a \
+        VolumeMove moves it; wait until the move has ended, or delete the owner to remove the volume or snapshot"
     )]
     Claimed {
         /// Kind of the object.
@@ -370,18 +375,18 @@ async fn adopt(
             volume
         }
     };
+    let manifest = || persistent_volume::of(&volume, wanted);
     match flags.persistent_volume {
         PersistentVolumeAction::None => {}
-        PersistentVolumeAction::Print => {
-            let manifest = persistent_volume::of(&volume, wanted)?;
-            let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other);
-            let text = text.map_err(crate::Error::Rendering)?;
-            printer.write(&text)?;
-        }
+        PersistentVolumeAction::Print => print_manifest(&manifest()?, printer)?,
         PersistentVolumeAction::Create => {
-            let manifest = persistent_volume::of(&volume, wanted)?;
-            persistent_volume::create(connection, &cluster, &manifest).await?;
+            persistent_volume::create(connection, &cluster, &manifest()?).await?;
         }
     }
     Ok(Verdict::Ok)
+}
+
+fn print_manifest(manifest: &PersistentVolume, printer: Printer) -> Result<(), crate::Error> {
+    let text = serde_saphyr::to_string(manifest).map_err(io::Error::other);
+    printer.write(&text.map_err(crate::Error::Rendering)?)
 }

@@ -51,8 +51,9 @@ struct Copy {
 }
 
 /// Promotes the standby copies of the volumes of the claims that are not promoted yet, after confirmation. Fails if one of
-/// them has no copy that its node can use, if the copies of volumes that pods use together differ in their time and the user has
-/// not allowed that, if the node of a volume may work, if the user does not confirm, or if a request fails.
+/// them has no copy that its node can use, if the copies of volumes that pods use together differ in their time and
+/// the user has not allowed that, if the node of a volume may work, if the user does not confirm, or if a request
+/// fails.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Promote,
@@ -222,8 +223,8 @@ fn question(cluster: &Cluster, copies: &[Copy], now: DateTime<Utc>) -> (String, 
             age(copy.taken, now),
         );
         format!(
-            "{shown} becomes the copy on node {to}, as of {taken} ({old} ago).\n  What was written to it on node {from} after \
-             that is lost.\n"
+            "{shown} becomes the copy on node {to}, as of {taken} ({old} ago).\n  What was written to it on node \
+             {from} after that is lost.\n"
         )
     });
     let text = lines.collect();

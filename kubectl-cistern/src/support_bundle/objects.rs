@@ -283,7 +283,8 @@ mod tests {
             (
                 "persistentvolumeclaims",
                 json!([
-                    {"metadata": {"name": "z", "namespace": "shop", "managedFields": []}, "spec": {"storageClassName": "fast"}},
+                    {"metadata": {"name": "z", "namespace": "shop", "managedFields": []},
+                        "spec": {"storageClassName": "fast"}},
                     {"metadata": {"name": "bound", "namespace": "shop"}, "spec": {"volumeName": "pv-1"}},
                     {"metadata": {"name": "foreign", "namespace": "shop"}, "spec": {"storageClassName": "other"}},
                 ]),

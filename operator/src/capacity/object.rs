@@ -17,11 +17,11 @@ use k8s_openapi::{
         apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
     },
 };
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::Value;
 
 use super::Error;
-use crate::{Context, identity};
+use crate::{Context, creation, identity};
 
 /// Contents of a capacity object.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,11 +107,7 @@ impl Write<'_> {
         let copy = |object: &CSIStorageCapacity| cluster.capacities.get(&identity::key_of(object));
         let (verb, result) = match self {
             Self::Create(object) => {
-                let parameters = PostParams {
-                    field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-                    ..PostParams::default()
-                };
-                let created = api.create(&parameters, &object).await;
+                let created = api.create(&creation::parameters(), &object).await;
                 let created = created.map(|it| cluster.own_writes.created(&it, || copy(&it)));
                 ("create", created)
             }

@@ -187,14 +187,18 @@ impl Problem {
                 )
             }
             Self::PoolMissing { class, pool } => format!(
-                "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the class and create it with another"
+                "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the \
+                 class and create it with another"
             ),
             Self::Overcommitted { class, pool } => format!(
-                "a thick volume of StorageClass {class} is requested, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use classes with provisioning: thin"
+                "a thick volume of StorageClass {class} is requested, and StoragePool {pool} allows overcommitment \
+                 (overcommitPercent), so it holds thin volumes only: lower that to 100, or use classes with \
+                 provisioning: thin"
             ),
             Self::VolumeGroup { why, .. } => why.clone(),
             Self::NoNodes { pool } => format!(
-                "no node that the claim allows carries StoragePool {pool}: check the node selector of the pool and the allowed topologies of the class"
+                "no node that the claim allows carries StoragePool {pool}: check the node selector of the pool and \
+                 the allowed topologies of the class"
             ),
             Self::NotReady { pool, nodes } => {
                 format!(

@@ -64,7 +64,8 @@ enum Left {
     Keep,
 }
 
-/// What is done with a replica of a volume that is ready, or that is gone. `is_claimed` is whether there is a PersistentVolume.
+/// What is done with a replica of a volume that is ready, or that is gone. `is_claimed` is whether there is a
+/// PersistentVolume.
 fn left(replica: &PoolReplica, volume: Option<&PoolVolume>, is_claimed: bool) -> Left {
     let spec = &replica.spec;
     let is_volumes = match volume {

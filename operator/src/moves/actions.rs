@@ -13,18 +13,20 @@
 //! `docs/design-moving.md` has the reasons, and the crate `model` checks them.
 
 mod checks;
+mod cut_over;
+mod ending;
+mod prepare;
 mod rescue;
 mod standby;
 mod without_volume;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionType, Cutover, Explanation, FenceState, MovePlan, MoveTarget, PoolReplica,
-    PoolSnapshot, PoolVolume, Reason, ReplicaPurpose, VolumeMove, condition, time,
+    Explanation, MovePlan, MoveTarget, PoolReplica, PoolSnapshot, PoolVolume, Reason,
+    ReplicaPurpose, VolumeMove,
 };
 use kube::ResourceExt as _;
 
-use self::checks::{discard, unreserved};
 pub(super) use self::{
     checks::{
         clear_one, copying, is_copied_while_used, is_movable, is_too_thin, is_usable, room_for,
@@ -35,12 +37,9 @@ pub(super) use self::{
 };
 use super::{
     passes::{self, Passes},
-    pods::{User, not_made_again},
+    pods::User,
     together::Companion,
 };
-
-/// How long the former node keeps the old image if no pod uses the volume.
-const KEPT: TimeDelta = TimeDelta::minutes(5);
 
 /// The next step of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,287 +179,6 @@ impl Seen<'_> {
             && self.object.metadata.deletion_timestamp.is_none()
             && self.incoming.is_some()
             && !is_carried_out
-    }
-
-    /// Before the target is declared: nothing has changed for the volume, and its pods can use it.
-    fn prepare(&self, volume: &PoolVolume) -> Action {
-        if let Some(why) = self.unplanned(volume) {
-            return Action::Wait(why);
-        }
-        if let Some(interval) = self.object.standby_interval() {
-            return self.standby(volume, interval);
-        }
-        if let Err(why) = is_movable(volume) {
-            return Action::Wait(why);
-        }
-        let in_use = self.waits_for_pods();
-        if let Some(why) = &in_use
-            && let Some(action) = self.leave_to_users(volume, why)
-        {
-            return action;
-        }
-        if let Some(action) = self.reserve(volume) {
-            return action;
-        }
-        let waits = |is_far_enough: fn(&Companion) -> bool| {
-            let undecided = self.undecided(volume);
-            undecided.or_else(|| self.wait_for(is_far_enough))
-        };
-        if in_use.is_none() {
-            return passes::ended(self).unwrap_or_else(|| {
-                waits(Companion::is_reserved).map_or(Action::Declare, Action::Wait)
-            });
-        }
-        passes::next(self, volume).unwrap_or_else(|| {
-            let waits = waits(Companion::is_prepared);
-            waits.map_or_else(|| Action::CutOver(self.holders()), Action::Wait)
-        })
-    }
-
-    /// Why the plan is not for this volume: somebody has created it again meanwhile, elsewhere or with another epoch.
-    fn unplanned(&self, volume: &PoolVolume) -> Option<Explanation> {
-        let (spec, plan) = (&volume.spec, self.plan);
-        let is_planned =
-            spec.node_name == plan.from_node && spec.epoch.saturating_add(1) == plan.epoch;
-        (!is_planned).then(|| {
-            let (node, epoch) = (&spec.node_name, spec.epoch);
-            let message = format!(
-                "PoolVolume {} is on node {node} in epoch {epoch}, for which the move was not planned: delete this \
-                 VolumeMove, which removes its copy, and create it again",
-                self.object.spec.volume_name
-            );
-            Explanation::new(Reason::NotMovable, message)
-        })
-    }
-
-    /// Reserves room on both nodes; None once they have it.
-    fn reserve(&self, volume: &PoolVolume) -> Option<Action> {
-        for (purpose, replica) in [
-            (ReplicaPurpose::Retained, self.retained),
-            (ReplicaPurpose::Incoming, self.incoming),
-        ] {
-            let Some(replica) = replica else {
-                return Some(Action::Create(purpose));
-            };
-            let spec = &replica.spec;
-            let needed = room_for(self.object, volume, purpose);
-            let is_ours = spec.move_uid == self.object.move_uid() && !spec.deletion_requested;
-            // The volume has grown meanwhile.
-            if is_ours && spec.size < needed {
-                return Some(Action::Grow(purpose));
-            }
-            // It is not copied any more while pods use it. What has room for passes may have more than it needs.
-            let is_too_large = spec.size > needed && !is_copied_while_used(self.object);
-            if !is_ours || is_too_large || self.is_to_be_provisioned_anew(replica, volume) {
-                return Some(discard(self, replica));
-            }
-            if let Some(why) = unreserved(replica, needed) {
-                return Some(passes::refused(self, purpose, &why).unwrap_or(Action::Wait(why)));
-            }
-        }
-        None
-    }
-
-    /// Whether a replica was made for another provisioning than the volume has now. One that is only requested may be refused. A
-    /// standby copy is kept nevertheless.
-    fn is_to_be_provisioned_anew(&self, replica: &PoolReplica, volume: &PoolVolume) -> bool {
-        let is_standby = self.object.standby_interval().is_some()
-            && replica.spec.purpose == ReplicaPurpose::Incoming;
-        replica.spec.provisioning != volume.admitted_attributes().provisioning && !is_standby
-    }
-
-    /// Why the target is not declared yet, if the volume may become thick: then the copy is reserved anew.
-    fn undecided(&self, volume: &PoolVolume) -> Option<Explanation> {
-        let is_undecided = self.incoming.is_some_and(|it| is_too_thin(volume, it));
-        is_undecided.then(|| {
-            let from = &self.plan.from_node;
-            let message =
-                format!("node {from} has not decided yet whether the volume becomes thick");
-            Explanation::new(Reason::Pending, message)
-        })
-    }
-
-    /// What is done with a volume that pods use and that is not copied meanwhile; None if it is.
-    fn leave_to_users(&self, volume: &PoolVolume, why: &Explanation) -> Option<Action> {
-        let passes = Passes::of(self.object);
-        let why = if is_copied_while_used(self.object) {
-            self.staying()?
-        } else {
-            passes.explain(why)
-        };
-        if let Some(action) = passes::end(self, &passes) {
-            return Some(action);
-        }
-        // It has room for passes, and perhaps a copy of one.
-        let incoming = self.incoming;
-        let incoming = incoming.filter(|it| it.spec.size != size_of(volume));
-        Some(incoming.map_or(Action::Wait(why), clear_one))
-    }
-
-    /// Why pods that use the volume are not evicted, so that it cannot leave them.
-    fn staying(&self) -> Option<Explanation> {
-        if self.object.spec.cutover != Cutover::Automatic {
-            return None;
-        }
-        let pods = not_made_again(self.users.iter().filter(|pod| pod.is_bound()))?;
-        let message = format!("pods are not evicted: {pods}; delete them");
-        Some(Explanation::new(Reason::EvictionBlocked, message))
-    }
-
-    /// The pods that have to be evicted.
-    fn holders(&self) -> Vec<User> {
-        let holders = self.users.iter();
-        let holders = holders.filter(|pod| pod.holds(self.now) && pod.stays().is_none());
-        holders.cloned().collect()
-    }
-
-    /// The target is declared: the volume is closed, and copied.
-    fn declared(&self, volume: &PoolVolume) -> Action {
-        let Some(incoming) = self.incoming else {
-            return Action::Undo;
-        };
-        let is_to_undo = self.is_given_up(volume) || self.is_abandoned();
-        if self.is_rescued(volume, incoming, is_to_undo) {
-            return Action::Commit;
-        }
-        if is_to_undo && !self.follows_others(volume, incoming) {
-            return Action::Undo;
-        }
-        match self.promotion() {
-            Some(Ok(taken)) => Action::RecordPromotion(taken),
-            // Its node may work, and the move goes on.
-            Some(Err(why)) => match self.cut_over(volume, incoming) {
-                Action::Wait(_) => Action::Wait(why),
-                action => action,
-            },
-            None => self.cut_over(volume, incoming),
-        }
-    }
-
-    /// The source closes the volume, and the rest of it is copied.
-    fn cut_over(&self, volume: &PoolVolume, incoming: &PoolReplica) -> Action {
-        if is_too_thin(volume, incoming) {
-            return Action::Undo;
-        }
-        let fence = volume.fence_for(&self.object.move_uid());
-        if fence != Some(FenceState::Closed) {
-            return self.close(fence.is_some());
-        }
-        if !is_usable(incoming) {
-            return Action::Wait(copying(self.plan, incoming));
-        }
-        // One that is given up as well decides by itself whether it follows.
-        self.wait_for(|it| it.is_complete() || it.is_leaving())
-            .map_or(Action::Commit, Action::Wait)
-    }
-
-    /// The source is to close the volume. Once it gives it to no other pod, those that use it are evicted.
-    fn close(&self, is_closing: bool) -> Action {
-        let is_cut_over = self.object.spec.cutover == Cutover::Automatic
-            && Passes::of(self.object).prepared.is_some();
-        let holders = self.holders();
-        if is_cut_over && is_closing && !holders.is_empty() {
-            return Action::Evict(holders);
-        }
-        let from = &self.plan.from_node;
-        let closing = || {
-            let message = format!("node {from} is closing the volume; no new pod can use it there");
-            Explanation::new(Reason::Moving, message)
-        };
-        let in_use = if is_cut_over {
-            self.staying()
-        } else {
-            self.waits_for_pods()
-        };
-        Action::Wait(in_use.unwrap_or_else(closing))
-    }
-
-    /// The volume names the new node.
-    fn arrived(&self, volume: &PoolVolume) -> Action {
-        let (from, to) = (&self.plan.from_node, &self.plan.to_node);
-        let ready = volume.current_status();
-        let ready = ready.and_then(|it| condition::holding(&it.conditions, ConditionType::Ready));
-        let Some(ready) = ready else {
-            let message = format!("node {to} opens the copy as the volume");
-            return Action::Wait(Explanation::new(Reason::Moving, message));
-        };
-        if self.incoming.is_some() {
-            return Action::Release(ReplicaPurpose::Incoming);
-        }
-        if self.is_to_follow {
-            return Action::Follow;
-        }
-        if let Some(action) = self.delete_left_pods() {
-            return action;
-        }
-        if self.is_promoted() {
-            return self.superseded().unwrap_or(Action::End);
-        }
-        if let Some(action) = self.remove_snapshots() {
-            return action;
-        }
-        let Some(retained) = self.retained else {
-            return Action::End;
-        };
-        if self.source.is_forgotten {
-            // No agent is there that could remove it.
-            return Action::Release(ReplicaPurpose::Retained);
-        }
-        let is_used = self.users.iter().any(|pod| pod.runs_on(to));
-        let is_needed = !retained.spec.deletion_requested && !volume.spec.deletion_requested;
-        let until = time::from_kubernetes(&ready.last_transition_time) + KEPT;
-        if is_needed && !is_used && self.now < until {
-            let message = format!(
-                "the volume is on node {to}; node {from} keeps the old image until a pod uses the volume, or until {}",
-                until.format("%H:%M:%S UTC")
-            );
-            return Action::Wait(Explanation::new(Reason::OldImageKept, message));
-        }
-        clear_one(retained)
-    }
-
-    /// Deletes pods that are bound to the former node and cannot start there; None once there are none. One that nothing makes
-    /// again is left to its user.
-    fn delete_left_pods(&self) -> Option<Action> {
-        let to = &self.plan.to_node;
-        let left = self.users.iter().filter(|pod| pod.is_left(to));
-        let (made_again, kept): (Vec<&User>, Vec<&User>) =
-            left.partition(|pod| pod.stays().is_none());
-        if !made_again.is_empty() {
-            let pods = made_again.into_iter().cloned();
-            return Some(Action::DeletePods(pods.collect()));
-        }
-        let message = format!(
-            "pods cannot start on their node, because the volume is on node {to} now: {}; delete them",
-            not_made_again(kept)?
-        );
-        Some(Action::Wait(Explanation::new(Reason::PodsRemain, message)))
-    }
-
-    /// Removes the replicas of a move that has not happened.
-    fn clear(&self, volume: &PoolVolume) -> Action {
-        if self.disk_at.is_some() {
-            // The image of the former node is on that disk. The copy stays until the volume is ready there (`abandoned`).
-            let purpose = self.retained.map(|it| it.spec.purpose);
-            return purpose.map_or(Action::End, Action::Release);
-        }
-        if let Some(why) = self.needed_copy(volume) {
-            return self.keep(why);
-        }
-        if let Some(action) = self.remove_snapshots() {
-            return action;
-        }
-        if let Some(incoming) = self.incoming {
-            return clear_one(incoming);
-        }
-        match self.retained {
-            // Its image is the volume's own again.
-            Some(retained) if volume.spec.node_name == retained.spec.node_name => {
-                Action::Release(ReplicaPurpose::Retained)
-            }
-            Some(retained) => clear_one(retained),
-            None => Action::End,
-        }
     }
 
     /// Removes the snapshots of the move; None once they are gone. No agent removes the images of a node that is

@@ -1,21 +1,23 @@
 //! Reads a move and takes its next step.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
-use cistern_client::writes::{delete_exactly, patch_status_guarded, remove_finalizer};
+use cistern_client::{Rejection, writes::patch_status_guarded};
 use cistern_crds::{
     ConditionType, EventReason, Explanation, MovePlan, PoolVolume, Reason, VolumeMove,
     condition::{self, ConditionUpdate},
     names, time,
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
-use kube::Api;
+use kube::{Api, Resource};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{Error, volume};
+use super::{Error, removal, volume};
 use crate::{
     Context,
     controller::Next,
+    creation,
     events::{EventContent, publish_once},
 };
 
@@ -124,6 +126,20 @@ impl<'a> Move<'a> {
             .map_err(|error| self.failed_with(verb, &object, error))
     }
 
+    /// Creates an object, unless it exists. `what` is what messages call it.
+    pub(super) async fn create<K>(&self, object: &K, what: &str) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+    {
+        let api = Api::<K>::all(self.context.client.clone());
+        match api.create(&creation::parameters(), object).await {
+            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
+            created => created
+                .map(drop)
+                .map_err(|error| self.failed_with("create", what, error)),
+        }
+    }
+
     /// Reports on the claim that the volume is on another node.
     pub(super) async fn announce(&self) -> Result<(), Error> {
         let (Some(volume), Some(claim), Some(plan)) =
@@ -158,22 +174,9 @@ impl<'a> Move<'a> {
     /// Reports that the volume has moved, and removes the VolumeMove.
     pub(super) async fn end(&self) -> Result<Next, Error> {
         self.announce().await?;
-        let (api, manager) = (self.moves(), names::OPERATOR_MANAGER);
-        let ended = async {
-            let left = if self.object.metadata.deletion_timestamp.is_some() {
-                Some(self.object.clone())
-            } else {
-                delete_exactly(&api, &self.object).await?
-            };
-            match left {
-                Some(left) => remove_finalizer(&api, &left, manager, names::FINALIZER).await,
-                None => Ok(()),
-            }
-        };
+        let ended = removal::release(self.context, &self.object).await;
         let object = format!("VolumeMove {}", self.name());
-        ended
-            .await
-            .map_err(|error| self.failed_with("delete", &object, error))?;
+        ended.map_err(|error| self.failed_with("delete", &object, error))?;
         Ok(Next::OnChange)
     }
 

@@ -93,8 +93,8 @@ impl Move<'_> {
         }))
     }
 
-    /// The volumes of the same node that pods use together with this one, directly or through others, and those that the spec
-    /// names.
+    /// The volumes of the same node that pods use together with this one, directly or through others, and those that
+    /// the spec names.
     async fn together_with(&self, volume: &PoolVolume, pods: &[Pod]) -> Result<Vec<String>, Error> {
         let mut names: BTreeSet<String> = self.object.spec.together_with.iter().cloned().collect();
         let own = self.claim().and_then(|claim| claim.name.clone());

@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Move<'_> {
-    /// What became of the node that the volume leaves. It matters only for a promotion, and once the volume is closed, has moved or
-    /// does not exist. `retained` is the replica of what that node keeps.
+    /// What became of the node that the volume leaves. It matters only for a promotion, and once the volume is
+    /// closed, has moved or does not exist. `retained` is the replica of what that node keeps.
     pub(super) async fn source(
         &self,
         plan: &MovePlan,

@@ -135,33 +135,10 @@ fn received<'a>(seen: &Seen<'a>, pass: &MovePass) -> Option<&'a ReceivedSnapshot
 
 /// Goes on with a pass.
 fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Action {
-    let [snapshot, before] = seen.snapshots;
     if let Some(received) = received(seen, &pass) {
-        if let Some(before) = before {
-            return remove(before);
-        }
-        let last = passes.prepared.as_ref();
-        let prepared = PreparedCopy {
-            number: pass.number,
-            snapshot_name: pass.snapshot_name,
-            taken: snapshot.and_then(|it| it.status.as_ref()?.creation_time),
-            image: received.image.clone(),
-            received: received.received,
-            seconds: received.seconds,
-            settled: seen.is_fragmented
-                || is_settled(
-                    pass.number,
-                    received.seconds,
-                    last.and_then(|it| it.seconds),
-                ),
-        };
-        return Action::Record(Passes {
-            copying: None,
-            prepared: Some(prepared),
-            not_copied: None,
-        });
+        return prepared(seen, &passes, pass, received);
     }
-    let Some(snapshot) = snapshot else {
+    let [Some(snapshot), _] = seen.snapshots else {
         if pass.image.is_none() {
             return Action::TakeSnapshot;
         }
@@ -199,6 +176,34 @@ fn go_on(seen: &Seen<'_>, passes: Passes, pass: MovePass) -> Action {
     }
     let message = format!("pass {}: {}", pass.number, why.message);
     Action::Wait(while_used(seen, &passes, why.reason, &message))
+}
+
+/// Records the copy of a pass, once the snapshot before it is removed.
+fn prepared(
+    seen: &Seen<'_>,
+    passes: &Passes,
+    pass: MovePass,
+    received: &ReceivedSnapshot,
+) -> Action {
+    let [snapshot, before] = seen.snapshots;
+    if let Some(before) = before {
+        return remove(before);
+    }
+    let last = passes.prepared.as_ref().and_then(|it| it.seconds);
+    let is_settled = is_settled(pass.number, received.seconds, last);
+    Action::Record(Passes {
+        copying: None,
+        prepared: Some(PreparedCopy {
+            number: pass.number,
+            snapshot_name: pass.snapshot_name,
+            taken: snapshot.and_then(|it| it.status.as_ref()?.creation_time),
+            image: received.image.clone(),
+            received: received.received,
+            seconds: received.seconds,
+            settled: seen.is_fragmented || is_settled,
+        }),
+        not_copied: None,
+    })
 }
 
 /// What comes after a pass; None once the pods are to be evicted.

@@ -5,15 +5,12 @@
 
 use std::time::Duration;
 
-use cistern_client::{
-    Rejection,
-    writes::{delete_exactly, patch_guarded},
-};
+use cistern_client::writes::{delete_exactly, patch_guarded};
 use cistern_crds::{
     Explanation, HasImage as _, MovePlan, MoveTarget, PoolReplica, PoolReplicaSpec, PoolVolume,
     Reason, ReplicaPurpose, VolumeMove, names,
 };
-use kube::{Api, api::PostParams};
+use kube::Api;
 use serde_json::json;
 
 use super::{
@@ -70,6 +67,17 @@ impl Move<'_> {
             now: (self.context.now)(),
         });
         tracing::debug!(volume = self.name(), ?action, "moving");
+        self.carry_out(action, plan, &replicas, follow).await
+    }
+
+    /// Carries out what was decided.
+    async fn carry_out(
+        &self,
+        action: Action,
+        plan: &MovePlan,
+        replicas: &Replicas,
+        follow: Step,
+    ) -> Result<Next, Error> {
         match action {
             Action::Follow => return self.take(follow).await,
             Action::Wait(why) => return self.wait(why).await,
@@ -135,7 +143,8 @@ impl Move<'_> {
         (due - (self.context.now)()).to_std().ok()
     }
 
-    /// Whether the volume has a PersistentVolume. All are listed only if there is no PoolVolume, and the cache shows none either.
+    /// Whether the volume has a PersistentVolume. All are listed only if there is no PoolVolume, and the cache shows
+    /// none either.
     async fn is_claimed(&self) -> Result<bool, Error> {
         if self.volume.is_some() || self.persistent_volume.is_some() {
             return Ok(true);
@@ -282,17 +291,7 @@ impl Move<'_> {
             extent_size: spec.extent_size,
             deletion_requested: false,
         });
-        let parameters = PostParams {
-            field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let api = Api::<PoolReplica>::all(self.context.client.clone());
-        match api.create(&parameters, &replica).await {
-            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
-            created => created
-                .map(drop)
-                .map_err(|error| self.failed_with("create", "a PoolReplica", error)),
-        }
+        self.create(&replica, "a PoolReplica").await
     }
 
     /// Raises the size of a replica to what the volume needs now.

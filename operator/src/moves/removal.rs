@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
+use cistern_client::writes::{self, patch_guarded};
 use cistern_crds::{
     ConditionType, Explanation, HasImage, Reason, condition, names,
     removal::{self, RemovalStep},
@@ -67,15 +67,5 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
 {
     let api = Api::<K>::all(context.client.clone());
-    let left = if object.meta().deletion_timestamp.is_some() {
-        Some(object.clone())
-    } else {
-        delete_exactly(&api, object).await?
-    };
-    match left {
-        Some(left) => {
-            remove_finalizer(&api, &left, names::OPERATOR_MANAGER, names::FINALIZER).await
-        }
-        None => Ok(()),
-    }
+    writes::release(&api, object, names::OPERATOR_MANAGER, names::FINALIZER).await
 }

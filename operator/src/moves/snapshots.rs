@@ -1,11 +1,7 @@
 //! The snapshots of a move: takes and removes them. Only those that `status` names.
 
-use cistern_client::Rejection;
-use cistern_crds::{Consistency, HasImage as _, PoolSnapshot, PoolSnapshotSpec, names};
-use kube::{
-    Api,
-    api::{ListParams, PostParams},
-};
+use cistern_crds::{Consistency, HasImage as _, PoolSnapshot, PoolSnapshotSpec};
+use kube::{Api, api::ListParams};
 
 use super::{Error, advance::Move, passes::Passes, removal};
 use crate::{Context, controller::Next};
@@ -53,16 +49,7 @@ impl Move<'_> {
             ..PoolSnapshotSpec::of(volume, &image.uid, &requested, Consistency::Crash)
         };
         let snapshot = PoolSnapshot::desired(&pass.snapshot_name, spec);
-        let parameters = PostParams {
-            field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        match self.pool_snapshots().create(&parameters, &snapshot).await {
-            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
-            created => created
-                .map(drop)
-                .map_err(|error| self.failed_with("create", "a PoolSnapshot", error)),
-        }
+        self.create(&snapshot, "a PoolSnapshot").await
     }
 
     /// Requests that the agent removes the image of a snapshot.

@@ -184,8 +184,8 @@ fn phase(volume: &PersistentVolume) -> Option<&str> {
 }
 
 /// The step after the PersistentVolume was created again. kube-controller-manager makes a claim `Lost` that it looks at
-/// in between. It binds the new PersistentVolume, but looks at the claim again only when that changes, or after 15 s. So a claim
-/// that cannot be changed holds nothing up for longer.
+/// in between. It binds the new PersistentVolume, but looks at the claim again only when that changes, or after 15 s.
+/// So a claim that cannot be changed holds nothing up for longer.
 fn wake(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     let Some(claim) = view.claim else {
         return Step::End;

@@ -28,8 +28,8 @@ pub(super) fn of_volume(context: &Context, volume: &str) -> Option<String> {
     owners.keys(is_ours).into_iter().next()
 }
 
-/// Whether a PersistentVolume has this volume. It is deleted once the deletion of the volume was requested and is done, and stays
-/// when somebody removes the PoolVolume. Fails if the API server refuses a list.
+/// Whether a PersistentVolume has this volume. It is deleted once the deletion of the volume was requested and is
+/// done, and stays when somebody removes the PoolVolume. Fails if the API server refuses a list.
 pub(super) async fn is_claimed(context: &Context, volume: &str) -> Result<bool, kube::Error> {
     let mut is_claimed = false;
     let api = Api::<PersistentVolume>::all(context.client.clone());

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
-use cistern_crds::{Bytes, pool::ReplacedDisk};
+use cistern_crds::{Bytes, bounds, pool::ReplacedDisk};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
 
 use super::*;
 use crate::{

@@ -71,8 +71,8 @@ pub fn declared(
     Ok((pool, selector))
 }
 
-/// Fails if the schema would refuse a limit. The API server keeps one that the object had before, and would refuse every pool of
-/// a new StorageNode that contains it.
+/// Fails if the schema would refuse a limit. The API server keeps one that the object had before, and would refuse
+/// every pool of a new StorageNode that contains it.
 fn check(limits: &IoLimits) -> Result<(), InvalidDeclaration> {
     let operations = IoLimits::MINIMUM_OPERATIONS..=IoLimits::MAXIMUM_OPERATIONS;
     for (field, limit) in [

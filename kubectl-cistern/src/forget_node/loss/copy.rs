@@ -163,7 +163,8 @@ mod tests {
                 (Some("fast"), "the disk of pool fast on node worker-1"),
             ] {
                 let says = format!(
-                    "the move was undone (pvc-1): bring {lost} back; a copy that is given up stays until its claim is deleted"
+                    "the move was undone (pvc-1): bring {lost} back; a copy that is given up stays until its claim \
+                     is deleted"
                 );
                 assert_eq!(first(&cluster, pool), says, "{case}");
             }

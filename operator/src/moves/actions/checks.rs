@@ -21,8 +21,8 @@ pub(in crate::moves) fn clear_one(replica: &PoolReplica) -> Action {
     }
 }
 
-/// Makes room for a replica that has another size or provisioning, or another move. That of the node that has the volume owns
-/// the volume's own image, which stays.
+/// Makes room for a replica that has another size or provisioning, or another move. That of the node that has the
+/// volume owns the volume's own image, which stays.
 pub(super) fn discard(seen: &Seen<'_>, replica: &PoolReplica) -> Action {
     match replica.spec.purpose {
         ReplicaPurpose::Retained => Action::Release(ReplicaPurpose::Retained),
@@ -37,8 +37,8 @@ pub(in crate::moves) fn is_usable(copy: &PoolReplica) -> bool {
     copy.is_complete() && condition::holds(copy.conditions(), ConditionType::Ready)
 }
 
-/// Why the new node cannot read the copy that it has, as it reports. None if it can. That it cannot receive more of the volume
-/// is no such reason.
+/// Why the new node cannot read the copy that it has, as it reports. None if it can. That it cannot receive more of
+/// the volume is no such reason.
 pub(super) fn unreadable(copy: &PoolReplica) -> Option<&str> {
     let found = condition::failing(copy.conditions(), ConditionType::Ready)?;
     let is_failure = matches!(

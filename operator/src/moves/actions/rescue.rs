@@ -1,6 +1,8 @@
-//! When a copy may be the only data of a volume whose move is given up: the move is carried out then, or the copy is kept. Pure.
+//! When a copy may be the only data of a volume whose move is given up: the move is carried out then, or the copy is
+//! kept. Pure.
 //!
-//! *Invariant:* a move that is given up is carried out only if its volume is closed and its copy complete, so that nothing is lost.
+//! *Invariant:* a move that is given up is carried out only if its volume is closed and its copy complete, so that
+//! nothing is lost.
 
 use cistern_crds::{Explanation, FenceState, PoolReplica, PoolVolume, Reason};
 
@@ -25,14 +27,15 @@ impl Seen<'_> {
         is_at_risk && self.is_copied(volume, copy)
     }
 
-    /// Whether a volume that moves together with this one does not move any more. One that is given up may still move once another
-    /// one has.
+    /// Whether a volume that moves together with this one does not move any more. One that is given up may still move
+    /// once another one has.
     pub(super) fn is_abandoned(&self) -> bool {
         self.companions.iter().any(Companion::is_absent)
             || self.companions.iter().any(Companion::is_leaving) && !self.has_moved_other()
     }
 
-    /// Whether the volume moves although its VolumeMove is deleted: one that its pods use, too, has moved, and cannot come back.
+    /// Whether the volume moves although its VolumeMove is deleted: one that its pods use, too, has moved, and cannot
+    /// come back.
     pub(super) fn follows_others(&self, volume: &PoolVolume, copy: &PoolReplica) -> bool {
         self.has_moved_other() && !self.is_abandoned() && self.is_copied(volume, copy)
     }
@@ -66,8 +69,8 @@ impl Seen<'_> {
         Some(Explanation::new(Reason::NotMovable, message))
     }
 
-    /// Keeps the copy for this reason. If the VolumeMove is deleted, that is noted first: should the volume be gone later, its
-    /// deletion does not give the copy up.
+    /// Keeps the copy for this reason. If the VolumeMove is deleted, that is noted first: should the volume be gone
+    /// later, its deletion does not give the copy up.
     pub(super) fn keep(&self, why: Explanation) -> Action {
         let is_deleted = self.object.metadata.deletion_timestamp.is_some();
         if is_deleted && !self.object.keeps_copy() {

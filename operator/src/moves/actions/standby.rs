@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! replicas ─▶ passes, again and again
-//! promotion ─▶ the node is lost, and the copy as new as demanded ─▶ recorded ─▶ target declared ─▶ committed without a fence
-//!   ─▶ the last copy is opened on the new node ─▶ the PersistentVolume follows ─▶ the old image is kept until released
+//! promotion ─▶ the node is lost, and the copy as new as demanded ─▶ recorded ─▶ target declared
+//!   ─▶ committed without a fence ─▶ the last copy is opened on the new node
+//!   ─▶ the PersistentVolume follows ─▶ the old image is kept until released
 //! ```
 //!
-//! *Invariants:* nothing is promoted that is older than what the administrator has agreed to, or that its node cannot read. A
-//! promotion that is recorded is carried out, as long as there is a copy, even if the move or the volume is to be deleted. The copy is kept as long as the volume
-//! is not ready elsewhere: for a standby nothing is given up.
+//! *Invariants:* nothing is promoted that is older than what the administrator has agreed to, or that its node cannot
+//! read. A promotion that is recorded is carried out, as long as there is a copy, even if the move or the volume is
+//! to be deleted. The copy is kept as long as the volume is not ready elsewhere: for a standby nothing is given up.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Promotion, Reason, time};
@@ -61,8 +62,8 @@ impl Seen<'_> {
         }
     }
 
-    /// Whether the standby copy is the volume, or is about to be: its promotion is decided, or somebody has created the PoolVolume
-    /// again from the copy.
+    /// Whether the standby copy is the volume, or is about to be: its promotion is decided, or somebody has created
+    /// the PoolVolume again from the copy.
     pub(super) fn is_promoted(&self) -> bool {
         let is_from_copy = |volume: &PoolVolume| {
             volume.spec.promoted_move_uid.as_deref() == Some(&self.object.move_uid())

@@ -1,4 +1,8 @@
-use cistern_crds::{Bytes, Provisioning, ReplicaPurpose, condition::ConditionUpdate};
+use chrono::TimeDelta;
+use cistern_crds::{
+    Bytes, ConditionType, FenceState, Provisioning, ReplicaPurpose,
+    condition::{self, ConditionUpdate},
+};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use serde_json::json;
 

@@ -6,8 +6,9 @@
 //! the VolumeMove was deleted before that, which undid the move ─▶ its deletion does not count
 //! ```
 //!
-//! *Invariants:* only a request removes data: that of the deletion of the volume, or that of an administrator who deletes the
-//! VolumeMove, or requests the removal of the copy. The image of the former node is never removed here: it may be the only one.
+//! *Invariants:* only a request removes data: that of the deletion of the volume, or that of an administrator who
+//! deletes the VolumeMove, or requests the removal of the copy. The image of the former node is never removed here:
+//! it may be the only one.
 
 use cistern_crds::{
     ConditionType, Explanation, HasImage as _, PoolReplica, Reason, ReplicaPurpose, condition,
