@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The key arrives when a volume is staged for the first time, so an image is made without a header and without a
-//! filesystem. Its identity says that it is [`EncryptionState::Unformatted`]; only then `image/encrypted/complete.rs` formats, and
-//! what it formats is a new file that replaces the image by one rename. cryptsetup(8) owns the format.
+//! filesystem. Its identity says that it is [`EncryptionState::Unformatted`]; only then `image/encrypted/complete.rs`
+//! formats, and what it formats is a new file that replaces the image by one rename. cryptsetup(8) owns the format.
 //!
 //! *Invariants:* a key is in no argument, environment, file or message. Nothing in a file with a header is formatted
 //! again. A mapping without a mount goes away with the last process that has it open, except that of a raw block

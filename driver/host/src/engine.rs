@@ -5,10 +5,10 @@
 //!                                   └─ logical.rs: logical volumes in a VolumeGroup
 //! ```
 //!
-//! *Invariant:* what every volume has (stage, publish, expansion, statistics, limits, health) is written once, over this trait, and
-//! knows a volume by its [`Image`] and its base device. What only images have (snapshots, copies, moves, the trash) is reached by
-//! [`Engine::images`], and is refused elsewhere. An engine knows no filesystem of a volume but the one that it makes, no
-//! mount and no secret.
+//! *Invariant:* what every volume has (stage, publish, expansion, statistics, limits, health) is written once, over
+//! this trait, and knows a volume by its [`Image`] and its base device. What only images have (snapshots, copies,
+//! moves, the trash) is reached by [`Engine::images`], and is refused elsewhere. An engine knows no filesystem of a
+//! volume but the one that it makes, no mount and no secret.
 
 mod images;
 mod logical;
@@ -122,8 +122,8 @@ pub trait Engine: fmt::Debug + fmt::Display + Send + Sync {
     /// Makes the base device over the open data of a volume, which has none, or opens it.
     fn attach(&self, data: BorrowedFd<'_>, uid: &Uid) -> Result<BaseDevice, Error>;
 
-    /// Keeps others from attaching a volume while the result lives, which is its open data, too. Fails if it is closing for a
-    /// move.
+    /// Keeps others from attaching a volume while the result lives, which is its open data, too. Fails if it is closing
+    /// for a move.
     fn lock_to_attach(&self, data: BorrowedFd<'_>, uid: &Uid) -> Result<OwnedFd, Error>;
 
     /// Fails if a volume is closing for a move.
@@ -146,8 +146,8 @@ impl dyn Engine + '_ {
         })
     }
 
-    /// Allocates what a thick volume lacks before it is staged. Returns whether it lacks nothing then: if that takes long, the
-    /// rest is left to the next [`Engine::reallocate`].
+    /// Allocates what a thick volume lacks before it is staged. Returns whether it lacks nothing then: if that takes
+    /// long, the rest is left to the next [`Engine::reallocate`].
     pub(crate) fn reallocate_for_stage(&self, uid: &Uid) -> Result<bool, Error> {
         let end = Instant::now() + STAGE_LIMIT;
         self.reallocate(uid, &|_| progress::until(end))

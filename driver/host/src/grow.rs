@@ -80,7 +80,8 @@ pub enum Error {
     },
     /// The kernel does not let this process grow the filesystem while it is mounted.
     #[error(
-        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it keeps its old size and grows when the volume is staged again, after its last pod here has ended"
+        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it keeps its old \
+         size and grows when the volume is staged again, after its last pod here has ended"
     )]
     OnlyUnmounted {
         /// Type of the filesystem.
@@ -89,7 +90,8 @@ pub enum Error {
     /// The tools that grow an unmounted filesystem need more memory or processor time than they may
     /// use.
     #[error(
-        "the filesystem of image {image} is too large to grow here while it is not mounted ({report}): it keeps its old size, and grows where the kernel lets a mounted one grow"
+        "the filesystem of image {image} is too large to grow here while it is not mounted ({report}): it keeps its \
+         old size, and grows where the kernel lets a mounted one grow"
     )]
     TooLarge {
         /// Name of the image.
@@ -99,7 +101,9 @@ pub enum Error {
     },
     /// The image is encrypted, and its mapping grows only with a key.
     #[error(
-        "image {image} is encrypted, and the request has no key: the volume keeps its old size, and grows when it is staged again, or when the StorageClass names its Secret in csi.storage.k8s.io/node-expand-secret-name and -namespace"
+        "image {image} is encrypted, and the request has no key: the volume keeps its old size, and grows when it is \
+         staged again, or when the StorageClass names its Secret in csi.storage.k8s.io/node-expand-secret-name and \
+         -namespace"
     )]
     KeyNeeded {
         /// Name of the image.

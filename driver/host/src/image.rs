@@ -339,8 +339,8 @@ pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Ve
         .collect()
 }
 
-/// Opens the regular files in a directory whose names can be parsed, one after the other. Skips one that has been removed since
-/// the directory was listed.
+/// Opens the regular files in a directory whose names can be parsed, one after the other. Skips one that has been
+/// removed since the directory was listed.
 pub(crate) fn open_named<T>(
     system: &dyn System,
     folder: BorrowedFd<'_>,

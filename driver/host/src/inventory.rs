@@ -3,7 +3,12 @@
 
 mod inside;
 
-use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+};
 
 use crate::{
     copy::IncomingCopy,
@@ -148,34 +153,19 @@ impl Root {
         })
     }
 
-    /// Lists everything of Cistern on this host that is visible to this process, with what is in these volume groups: each is
-    /// given by the UID of the pool, and by its name if that is known. Fails if the folder of the pools or the kernel's tables
-    /// cannot be read.
+    /// Lists everything of Cistern on this host that is visible to this process, with what is in these volume groups:
+    /// each is given by the UID of the pool, and by its name if that is known. Fails if the folder of the pools or the
+    /// kernel's tables cannot be read.
     pub fn inventory(&self, groups: &[(Uid, Option<String>)]) -> io::Result<Inventory> {
         let system = &*self.system;
         let pools = self.open_pools()?;
         let mut all = Inventory::default();
-        let mut uids = BTreeSet::new();
-        let mut files = BTreeSet::new();
-        for name in system.list(pools.as_fd())? {
-            let text = name.to_str().unwrap_or_default();
-            let uid = text.strip_suffix(".img").unwrap_or(text);
-            match uid.parse::<Uid>() {
-                Ok(uid) => {
-                    if uid.as_str() != text {
-                        files.insert(uid.clone());
-                    }
-                    uids.insert(uid);
-                }
-                Err(_) => all.strays.push(self.pools_path().join(&name)),
-            }
-        }
+        let named = self.named_pools(pools.as_fd(), &mut all.strays)?;
         let mut own = Own {
             pools_path: self.pools_path(),
             ..Own::default()
         };
-        for uid in uids {
-            let has_file = files.contains(&uid);
+        for (uid, has_file) in named {
             let name = pool::file::name(&uid);
             if let Some(file) =
                 if_there(system.open_beneath(pools.as_fd(), name.as_ref(), OFlags::PATH))?
@@ -200,6 +190,35 @@ impl Root {
         let groups = groups.filter_map(|(uid, name)| self.group_inventory(uid, name.as_deref()));
         all.pools.extend(groups);
         all.loops = loops_over(system, &own)?;
+        self.add_mounts(&mut all)?;
+        Ok(all)
+    }
+
+    /// The pools that have an entry in the folder of the pools, each with whether it has a file there. Adds the other
+    /// entries to the strays.
+    fn named_pools(
+        &self,
+        pools: BorrowedFd<'_>,
+        strays: &mut Vec<PathBuf>,
+    ) -> io::Result<BTreeMap<Uid, bool>> {
+        let mut named: BTreeMap<Uid, bool> = BTreeMap::new();
+        for name in self.system.list(pools)? {
+            let text = name.to_str().unwrap_or_default();
+            let uid = text.strip_suffix(".img").unwrap_or(text);
+            match uid.parse::<Uid>() {
+                Ok(uid) => {
+                    let is_file = uid.as_str() != text;
+                    *named.entry(uid).or_default() |= is_file;
+                }
+                Err(_) => strays.push(self.pools_path().join(&name)),
+            }
+        }
+        Ok(named)
+    }
+
+    /// Adds the mounts of the pools and of the devices that were found.
+    fn add_mounts(&self, all: &mut Inventory) -> io::Result<()> {
+        let system = &*self.system;
         let logical = all.pools.iter().flat_map(|pool| &pool.logical);
         let loops = all.loops.iter();
         let loops = loops.map(|bound| DeviceNumber::of_loop(bound.number));
@@ -215,7 +234,7 @@ impl Root {
                 || pools.any(|pool| pool.mount_point == mount.mount_point)
         };
         all.mounts = mounts.into_iter().filter(ours).collect();
-        Ok(all)
+        Ok(())
     }
 }
 

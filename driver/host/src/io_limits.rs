@@ -4,8 +4,8 @@
 //! holds for this process, too, which runs in a pod: a limit is removed before work that must end
 //! soon, such as an unmount.
 //!
-//! *Invariant:* only limits of the devices of volumes, and of loop devices that are bound to nothing, are changed. The limit of
-//! a loop device outlives its binding; that of a device of device-mapper ends with it.
+//! *Invariant:* only limits of the devices of volumes, and of loop devices that are bound to nothing, are changed. The
+//! limit of a loop device outlives its binding; that of a device of device-mapper ends with it.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -5,15 +5,15 @@
 //! (its tags: the pool)  (its tags: the identity)
 //! ```
 //!
-//! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`. They read
-//! the disks of the group, and all other devices only to find copies of these and new ones: a device that does not answer stops no
-//! group of others.
+//! LVM's own tools change its metadata, one change at a time for the whole machine; what is active is read from `/sys`.
+//! They read the disks of the group, and all other devices only to find copies of these and new ones: a device that
+//! does not answer stops no group of others.
 //!
-//! *Invariants:* the group exists already, or is made of blank disks. Only logical volumes with the name and the tags of Cistern
-//! are changed or removed; all others are counted and left alone. A volume appears whole or not at all: its tags say
-//! [`State::Making`] until each of its bytes reads zero and its filesystem is made, and until then it is no volume. An encrypted
-//! one gets header and filesystem when it is staged for the first time. A tool of LVM is never killed: between two of its steps
-//! a device may be suspended.
+//! *Invariants:* the group exists already, or is made of blank disks. Only logical volumes with the name and the tags
+//! of Cistern are changed or removed; all others are counted and left alone. A volume appears whole or not at all: its
+//! tags say [`State::Making`] until each of its bytes reads zero and its filesystem is made, and until then it is no
+//! volume. An encrypted one gets header and filesystem when it is staged for the first time. A tool of LVM is never
+//! killed: between two of its steps a device may be suspended.
 
 mod add;
 mod begun;

@@ -47,7 +47,8 @@ pub struct Loop {
 pub enum Error {
     /// A device does not have the required [`SETTINGS`].
     #[error(
-        "loop device {number} lacks direct I/O with 4096-byte sectors ({found}): the filesystem that holds its file does not support it, or its settings were changed"
+        "loop device {number} lacks direct I/O with 4096-byte sectors ({found}): the filesystem that holds its file \
+         does not support it, or its settings were changed"
     )]
     Unfit {
         /// Number of the loop device.

@@ -30,8 +30,8 @@ pub(crate) fn volume(
     run(system, image, &command)
 }
 
-/// Makes the filesystem of a volume on a new device: a logical volume that reads zero, or a mapping. What a mapping shows of an
-/// empty file are random bytes, which can be like a signature.
+/// Makes the filesystem of a volume on a new device: a logical volume that reads zero, or a mapping. What a mapping
+/// shows of an empty file are random bytes, which can be like a signature.
 pub(crate) fn mapping(
     system: &dyn System,
     device: BorrowedFd<'_>,

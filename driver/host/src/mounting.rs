@@ -121,7 +121,8 @@ pub enum Error {
     /// Something on the node has made devices of the content of a raw block volume, and they hold its device. It is not
     /// unstaged.
     #[error(
-        "the volume stays staged at {path}: its device is held by {}, which has to be deactivated on the node", named(.holders)
+        "the volume stays staged at {path}: its device is held by {}, which has to be deactivated on the node",
+        named(.holders)
     )]
     Held {
         /// The staging path.

@@ -29,8 +29,8 @@ pub(crate) fn xfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> Resu
     Ok(system.sync(file)?)
 }
 
-/// As xfs_admin(8), a shell script, does for -U. Its exit code is not reliable: the caller reads the UUID back. A tenant may have
-/// written all of the filesystem, as a raw block volume.
+/// As xfs_admin(8), a shell script, does for -U. Its exit code is not reliable: the caller reads the UUID back. A
+/// tenant may have written all of the filesystem, as a raw block volume.
 fn new_uuid(uuid: Uuid) -> Command {
     Command::new("xfs_db", DEADLINE)
         .arg("-x")

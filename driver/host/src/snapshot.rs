@@ -20,8 +20,8 @@
 //!
 //! *Invariants:* a snapshot gets its name only when it is whole and on the disk. A group is
 //! returned complete or not at all. So is each part of a group whose volumes are on several nodes
-//! ([`Root::take_part`]); a [`Barrier`] keeps the parts in step. No filesystem stays frozen for longer than [`FREEZE_LIMIT`]. A
-//! clone is discarded when its filesystem was thawed before it was made. The image of a snapshot is
+//! ([`Root::take_part`]); a [`Barrier`] keeps the parts in step. No filesystem stays frozen for longer than
+//! [`FREEZE_LIMIT`]. A clone is discarded when its filesystem was thawed before it was made. The image of a snapshot is
 //! never written to.
 
 mod attachment;
@@ -97,7 +97,11 @@ pub enum Error {
     },
     /// Cloning the members of a group, one after the other, would block their writers for longer than their pools allow.
     #[error(
-        "the {members} volumes of the group have {extents} extents, and cloning them would block their writers for {} ms, more than {} ms: take fewer volumes at a time, copy the data of one to a new volume, where it takes fewer extents, or raise the pool's limit", stall.as_millis(), limit.as_millis()
+        "the {members} volumes of the group have {extents} extents, and cloning them would block their writers for {} \
+         ms, more than {} ms: take fewer volumes at a time, copy the data of one to a new volume, where it takes fewer \
+         extents, or raise the pool's limit",
+        stall.as_millis(),
+        limit.as_millis()
     )]
     StallTooLong {
         /// Number of the members.
@@ -143,8 +147,9 @@ impl Root {
         images_of(members)
     }
 
-    /// Takes the part of a group that is on this node, in step with its other parts. Fails like [`Self::take_snapshots`], and
-    /// if another part does not go on. When it returns the part is on the disk, and the group is taken once every part is.
+    /// Takes the part of a group that is on this node, in step with its other parts. Fails like
+    /// [`Self::take_snapshots`], and if another part does not go on. When it returns the part is on the disk, and the
+    /// group is taken once every part is.
     ///
     /// Snapshots of an earlier attempt are removed. Do not call this for a group that was taken.
     pub fn take_part(

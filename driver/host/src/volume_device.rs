@@ -1,10 +1,12 @@
 //! The block devices of volumes: which device belongs to which volume, as the kernel's tables say. A loop device is that of
-//! an image by the path of its file, and a logical volume by its name: a copy of a group has devices of the same names, which are
-//! listed, too. Who opens the data of a volume tells them apart by the UUID of the group (`logical/volume.rs`).
+//! an image by the path of its file, and a logical volume by its name: a copy of a group has devices of the same names,
+//! which are listed, too. Who opens the data of a volume tells them apart by the UUID of the group
+//! (`logical/volume.rs`).
 //!
-//! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. What kind of device it is matters only
-//! to who attaches it (`base_device.rs`, `loopdev.rs`, `logical/`) and to who looks at the file behind it, such as the fence, the
-//! inventory and the pools. No device and no file is opened, so a disk that hangs blocks none of these calls.
+//! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. What kind of device it is
+//! matters only to who attaches it (`base_device.rs`, `loopdev.rs`, `logical/`) and to who looks at the file behind it,
+//! such as the fence, the inventory and the pools. No device and no file is opened, so a disk that hangs blocks none of
+//! these calls.
 
 use std::{io, path::PathBuf};
 

@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use super::OUTPUT_LIMIT;
+use super::output::OUTPUT_LIMIT;
 
 /// The standard error of one process.
 pub(super) struct Stderr<'a> {

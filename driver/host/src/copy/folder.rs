@@ -123,8 +123,8 @@ impl Pool {
         }
     }
 
-    /// Whether nothing more has to be received for a new volume: its image exists, or the complete copy of the snapshot, which
-    /// is on the disk then. Fails if the pool cannot be read, or while the copy is received.
+    /// Whether nothing more has to be received for a new volume: its image exists, or the complete copy of the
+    /// snapshot, which is on the disk then. Fails if the pool cannot be read, or while the copy is received.
     pub fn is_received(&self, volume: &Uid, snapshot: &Uid) -> Result<bool, Error> {
         if self.image(volume)?.is_some() {
             return Ok(true);
@@ -136,9 +136,9 @@ impl Pool {
         Ok(true)
     }
 
-    /// Whether nothing more has to be received for a volume that moves here: the pool has its complete copy, which is on the disk
-    /// then, or the image that this move has made of it. Fails if the pool has another image of the volume, which may be out of
-    /// date; if the pool cannot be read; or while the copy is received.
+    /// Whether nothing more has to be received for a volume that moves here: the pool has its complete copy, which is
+    /// on the disk then, or the image that this move has made of it. Fails if the pool has another image of the volume,
+    /// which may be out of date; if the pool cannot be read; or while the copy is received.
     pub fn is_moved(&self, volume: &Uid, by: &Uid) -> Result<bool, Error> {
         if let Some(image) = self.open_image(volume)? {
             self.refuse_unless_arrived(image.as_fd(), volume, by)?;

@@ -192,8 +192,8 @@ impl Pool {
         }
     }
 
-    /// Fails if the pool has a copy or a point of a volume of this name that moves here, complete or not. It may have the only data
-    /// of the volume, whose object may have been created again under another UID.
+    /// Fails if the pool has a copy or a point of a volume of this name that moves here, complete or not. It may have
+    /// the only data of the volume, whose object may have been created again under another UID.
     pub fn refuse_copies_of(&self, volume: &str) -> Result<(), Error> {
         let failed = pool::failed(format!("read the copies in pool {self}"));
         match self.copy_of(volume).map_err(failed)? {

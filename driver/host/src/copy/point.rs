@@ -61,8 +61,9 @@ impl Pool {
         Ok(true)
     }
 
-    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point of this move stays until the copy
-    /// is complete and opened: until then, it is what there is of the volume on this node. That of another move is removed.
+    /// Opens the point that a copy begins with, if it is to begin with one. Otherwise the point of this move stays
+    /// until the copy is complete and opened: until then, it is what there is of the volume on this node. That of
+    /// another move is removed.
     pub(super) fn point_to_begin_with(
         &self,
         request: &CopyRequest,

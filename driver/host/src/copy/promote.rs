@@ -39,9 +39,9 @@ pub struct PromotedVolume {
 }
 
 impl Pool {
-    /// Makes the point of a volume its image, or returns the image of an earlier call. Fails if there is neither, if the point
-    /// is of another volume or for another move, if a copy of the volume is being received, if the pool has another image of
-    /// this name, from before the move, or if it lacks the blocks of a thick volume.
+    /// Makes the point of a volume its image, or returns the image of an earlier call. Fails if there is neither, if
+    /// the point is of another volume or for another move, if a copy of the volume is being received, if the pool has
+    /// another image of this name, from before the move, or if it lacks the blocks of a thick volume.
     pub fn promote_point(&self, volume: &PromotedVolume, by: &Uid) -> Result<Image, Error> {
         self.check()?;
         let uid = &volume.uid;

@@ -1,5 +1,5 @@
-//! Opens an image again, for the undo of a move. Or makes a closed one closing again, for a volume whose object was created again
-//! while it moves: the copy of it may be complete, and nothing may write to it.
+//! Opens an image again, for the undo of a move. Or makes a closed one closing again, for a volume whose object was
+//! created again while it moves: the copy of it may be complete, and nothing may write to it.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -30,9 +30,9 @@ impl Pool {
         clear().map_err(failed("remove the mark", uid))
     }
 
-    /// Makes an image that is closed for a move a closing one: it is among the images again, and nothing attaches it, because it
-    /// keeps its mark. Does not change an image that is closing or open. Fails if it is closed for another move, or while it is
-    /// sent or read.
+    /// Makes an image that is closed for a move a closing one: it is among the images again, and nothing attaches it,
+    /// because it keeps its mark. Does not change an image that is closing or open. Fails if it is closed for another
+    /// move, or while it is sent or read.
     pub fn return_to_closing(&self, uid: &Uid, by: &Uid) -> Result<(), Error> {
         self.check()?;
         if let Some(closed) = self.open_closed_for(uid, by)? {

@@ -81,9 +81,9 @@ impl Pool {
     /// Adopts the filesystem in the image of a raw block volume, or returns the image of an earlier call. The filesystem is
     /// checked in full if it is an ext4, gets a UUID of its own unless it is an ext4, and grows to the size of the image.
     ///
-    /// The check can take hours, and reports its progress. Fails if the pool or the image cannot be used, if the image is not
-    /// that of the volume, if it is attached, read or moving, if it has no filesystem that can be adopted, or if that is
-    /// damaged. The image is unchanged then.
+    /// The check can take hours, and reports its progress. Fails if the pool or the image cannot be used, if the image
+    /// is not that of the volume, if it is attached, read or moving, if it has no filesystem that can be adopted, or if
+    /// that is damaged. The image is unchanged then.
     pub fn adopt_filesystem(
         &self,
         request: &AdoptionRequest<'_>,

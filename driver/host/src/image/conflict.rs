@@ -110,8 +110,8 @@ pub enum IdentityConflict {
     },
     /// The pool has an image of a volume that is to move here, and the move has not made it.
     #[error(
-        "it is an image of the volume from before the VolumeMove with UID {by}, and may be out of date. Delete the VolumeMove; \
-         if nobody needs this image, remove it as an orphan of the pool, and move the volume again"
+        "it is an image of the volume from before the VolumeMove with UID {by}, and may be out of date. Delete \
+         the VolumeMove; if nobody needs this image, remove it as an orphan of the pool, and move the volume again"
     )]
     NotOfMove {
         /// UID of the move.

@@ -38,7 +38,8 @@ pub enum Error {
     },
     /// The image has more extents than the pool's limit for cloning.
     #[error(
-        "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
+        "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, \
+         where it takes fewer, or raise the pool's limit"
     )]
     TooManyExtents {
         /// Name of the source.
@@ -50,7 +51,10 @@ pub enum Error {
     },
     /// Cloning the image would block its writers for longer than the pool allows.
     #[error(
-        "image {uid} has {extents} extents, and cloning it would block its writers for {} ms, more than {} ms: copy its data to a new volume, where it takes fewer, or raise the pool's limit", stall.as_millis(), limit.as_millis()
+        "image {uid} has {extents} extents, and cloning it would block its writers for {} ms, more than {} ms: copy \
+         its data to a new volume, where it takes fewer, or raise the pool's limit",
+        stall.as_millis(),
+        limit.as_millis()
     )]
     StallTooLong {
         /// Name of the source.
@@ -80,7 +84,8 @@ pub enum Error {
     },
     /// The image is encrypted, and the request has no key.
     #[error(
-        "image {uid} is encrypted, and the request has no key: the StorageClass has to name its Secret in csi.storage.k8s.io/node-stage-secret-name and -namespace"
+        "image {uid} is encrypted, and the request has no key: the StorageClass has to name its Secret in \
+         csi.storage.k8s.io/node-stage-secret-name and -namespace"
     )]
     KeyNeeded {
         /// Name of the image.
@@ -88,7 +93,8 @@ pub enum Error {
     },
     /// No key of the request opens the encrypted image.
     #[error(
-        "image {uid} is encrypted with another key than those of its Secret: put the key that it was made with there as previousKey; without that key its data is lost"
+        "image {uid} is encrypted with another key than those of its Secret: put the key that it was made with there \
+         as previousKey; without that key its data is lost"
     )]
     WrongKey {
         /// Name of the image.
@@ -112,7 +118,9 @@ pub enum Error {
     },
     /// The filesystem is damaged and needs a manual repair.
     #[error(
-        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; repair it with {}, or restore the volume from a backup", repair_tool(*.filesystem)
+        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; repair it with {}, or restore the \
+         volume from a backup",
+        repair_tool(*.filesystem)
     )]
     Damaged {
         /// Name of the image.
@@ -130,7 +138,10 @@ pub enum Error {
     },
     /// Checking the filesystem needs more memory or processor time than a check may use.
     #[error(
-        "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more", check::LIMITS.address_space, check::LIMITS.cpu
+        "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory \
+         and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more",
+        check::LIMITS.address_space,
+        check::LIMITS.cpu
     )]
     TooLargeToCheck {
         /// Name of the image.
@@ -148,7 +159,8 @@ pub enum Error {
     },
     /// The image is closing or closed for a move, or the pool has a copy of it that moves here.
     #[error(
-        "image {uid} is being moved by the VolumeMove with UID {by}: until that has ended, the volume is not made, staged, published, grown or removed here"
+        "image {uid} is being moved by the VolumeMove with UID {by}: until that has ended, the volume is not made, \
+         staged, published, grown or removed here"
     )]
     Moving {
         /// Name of the image.

@@ -45,8 +45,8 @@ impl Pool {
     /// that was never staged. Fails if the image is missing or closing for a move, and with [`Error::NoSpace`] if the pool
     /// lacks the blocks.
     ///
-    /// Ends early if the progress stops it, and returns whether no hole is left. An image of very many holes takes hours, and
-    /// can be used meanwhile. One that is removed meanwhile keeps its space until the slice has ended.
+    /// Ends early if the progress stops it, and returns whether no hole is left. An image of very many holes takes
+    /// hours, and can be used meanwhile. One that is removed meanwhile keeps its space until the slice has ended.
     pub fn reallocate(&self, uid: &Uid, progress: Stoppable<'_>) -> Result<bool, Error> {
         let (mut done, is_stopped) = (0, Cell::new(false));
         loop {

@@ -53,8 +53,8 @@ impl fmt::Display for DisksLeftOut {
 }
 
 impl VolumeGroup {
-    /// Adds the blank ones of these disks to a group that Cistern has made. Fails if it cannot be determined which of them are
-    /// in the group.
+    /// Adds the blank ones of these disks to a group that Cistern has made. Fails if it cannot be determined which of
+    /// them are in the group.
     pub fn add_disks(&self, paths: &[PathBuf]) -> Result<DisksAdded, pool::Error> {
         let members = self.members()?;
         let mut found = inspect(&self.lvm, self.uid(), paths, &members)?;

@@ -19,8 +19,8 @@ const METADATA_KEPT: Bytes = Bytes(64 << 10);
 
 impl VolumeGroup {
     /// Reads the sizes of the group, in whole extents. Logical volumes that are not Cistern's are no part of what can be
-    /// reserved, nor are disks on which LVM shall allocate nothing. Nothing more can be reserved once the metadata has no room for
-    /// another volume. Fails if the group cannot be used.
+    /// reserved, nor are disks on which LVM shall allocate nothing. Nothing more can be reserved once the metadata has
+    /// no room for another volume. Fails if the group cannot be used.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let (row, disks, volumes) = self.snapshot()?;
         let sizes = || -> Result<_, Cause> {
@@ -80,8 +80,8 @@ pub(super) fn has_room_for_metadata(row: &GroupRow) -> io::Result<bool> {
     Ok(Bytes(number(&row.mda_free)?) >= METADATA_KEPT)
 }
 
-/// How many extents fit in stripes over so many disks with these free extents, if LVM allocates all of them at once: it takes the
-/// disks with the most free extents, as long as it finds enough of them.
+/// How many extents fit in stripes over so many disks with these free extents, if LVM allocates all of them at once: it
+/// takes the disks with the most free extents, as long as it finds enough of them.
 fn striped(free: &[u64], stripes: usize) -> u64 {
     let mut free = free.to_vec();
     let mut sum = 0_u64;

@@ -186,8 +186,8 @@ impl Lvm {
     }
 }
 
-/// The devices of these numbers that can belong to a volume group, separated by commas: neither logical volumes, nor devices with
-/// the data of a volume of Cistern, in which a pod writes, nor what is built on these.
+/// The devices of these numbers that can belong to a volume group, separated by commas: neither logical volumes, nor
+/// devices with the data of a volume of Cistern, in which a pod writes, nor what is built on these.
 fn searched(
     root: &Root,
     all: &[StackedDevice],

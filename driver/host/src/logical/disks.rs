@@ -1,9 +1,9 @@
 //! The volume group that Cistern makes of the blank disks of a pool.
 //!
-//! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a filesystem, or if an
-//! interrupted call has [begun] to make it one. LVM does not get `--yes`, so it refuses a disk on which it finds a signature. The
-//! UUID of a physical volume names its pool, so a disk that was begun is known again. No disk leaves a group, and no group is
-//! removed.
+//! *Invariants:* a disk becomes a physical volume only if it is blank, by the same inspection as for a pool in a
+//! filesystem, or if an interrupted call has [begun] to make it one. LVM does not get `--yes`, so it refuses a disk on
+//! which it finds a signature. The UUID of a physical volume names its pool, so a disk that was begun is known again.
+//! No disk leaves a group, and no group is removed.
 
 use std::{collections::BTreeSet, io, path::PathBuf};
 
@@ -24,8 +24,8 @@ use crate::{
     system::DeviceNumber,
 };
 
-/// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has another one, so
-/// that a group keeps its name in another machine.
+/// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has
+/// another one, so that a group keeps its name in another machine.
 const PREFIX: &str = "cistern-";
 /// What blkid calls a physical volume.
 const PHYSICAL_VOLUME: &str = "LVM2_member";
@@ -179,26 +179,7 @@ fn make(
     }
     let uuid = Uuid::new_v4();
     let name = name_of(uuid);
-    let make = || -> Result<(), Cause> {
-        let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
-        for disk in &blank {
-            prepare(lvm, &claim.uid, disk)?;
-        }
-        let mut command = lvm
-            .command("vgcreate")
-            .option("--physicalextentsize", EXTENT)
-            .option("--setautoactivation", "n");
-        for tag in tags {
-            command = command.option("--addtag", tag);
-        }
-        let command = command.operand(&name);
-        let command = blank
-            .iter()
-            .fold(command, |it, disk| it.operand(&disk.path));
-        lvm.run(&command)?;
-        Ok(())
-    };
-    make().map_err(failed("make the disks", &name))?;
+    make_of(lvm, claim, uuid, &blank).map_err(failed("make the disks", &name))?;
     let disks = blank.iter().map(|disk| disk.path.clone());
     let disks = join(&disks.collect::<Vec<_>>());
     tracing::info!(
@@ -208,6 +189,27 @@ fn make(
         "made the volume group"
     );
     Ok(name)
+}
+
+/// Makes the group of a new pool of these disks.
+fn make_of(lvm: &Lvm, claim: &PoolClaim, uuid: Uuid, blank: &[BlankDisk]) -> Result<(), Cause> {
+    let tags = tags::of_record(&PoolRecord::new(claim, uuid))?;
+    for disk in blank {
+        prepare(lvm, &claim.uid, disk)?;
+    }
+    let mut command = lvm
+        .command("vgcreate")
+        .option("--physicalextentsize", EXTENT)
+        .option("--setautoactivation", "n");
+    for tag in tags {
+        command = command.option("--addtag", tag);
+    }
+    let command = command.operand(name_of(uuid));
+    let command = blank
+        .iter()
+        .fold(command, |it, disk| it.operand(&disk.path));
+    lvm.run(&command)?;
+    Ok(())
 }
 
 /// Inspects the disks of a pool, without those that are in its group.
@@ -239,22 +241,7 @@ pub(super) fn inspect(
         if !seen.insert(number) {
             continue;
         }
-        let may_be_begun = match &objection {
-            Some(Unusable::Holds { format }) if format == PHYSICAL_VOLUME => {
-                let all = if let Some(rows) = rows.take() {
-                    rows
-                } else {
-                    // A disk that LVM cannot read is none that was begun.
-                    let listed = lvm.report_all();
-                    listed.map_err(pool::failed("list the physical volumes"))?.0
-                };
-                let is_it = |row: &DiskRow| row.is_on(number) && row.is_alone();
-                rows.insert(all).iter().any(is_it)
-            }
-            // A label is written last.
-            Some(Unusable::NotZeros { .. }) => true,
-            _ => false,
-        };
+        let may_be_begun = may_be_begun(lvm, &mut rows, number, objection.as_ref())?;
         let device = || {
             let found = node(system, number);
             found.map_err(pool::failed(format!("find device {number}")))
@@ -271,6 +258,32 @@ pub(super) fn inspect(
         }
     }
     Ok(inspected)
+}
+
+/// Whether an interrupted call may have begun to make a disk a physical volume, by what it has. `rows` are those that LVM
+/// lists, which it is asked for once.
+fn may_be_begun(
+    lvm: &Lvm,
+    rows: &mut Option<Vec<DiskRow>>,
+    number: DeviceNumber,
+    objection: Option<&Unusable>,
+) -> Result<bool, pool::Error> {
+    match objection {
+        Some(Unusable::Holds { format }) if format == PHYSICAL_VOLUME => {
+            let all = if let Some(rows) = rows.take() {
+                rows
+            } else {
+                // A disk that LVM cannot read is none that was begun.
+                let listed = lvm.report_all();
+                listed.map_err(pool::failed("list the physical volumes"))?.0
+            };
+            let is_it = |row: &DiskRow| row.is_on(number) && row.is_alone();
+            Ok(rows.insert(all).iter().any(is_it))
+        }
+        // A label is written last.
+        Some(Unusable::NotZeros { .. }) => Ok(true),
+        _ => Ok(false),
+    }
 }
 
 /// Makes a blank disk a physical volume.

@@ -35,9 +35,9 @@ struct Zeroed {
 }
 
 impl VolumeGroup {
-    /// Zeroes what a raw block volume needs to grow to at least this size. Does nothing for a volume that is large enough, and
-    /// for one with a filesystem, which shows nothing of what was on the disks before. Fails if the volume is missing, if
-    /// the group lacks the space, or if the progress stops it.
+    /// Zeroes what a raw block volume needs to grow to at least this size. Does nothing for a volume that is large
+    /// enough, and for one with a filesystem, which shows nothing of what was on the disks before. Fails if the volume
+    /// is missing, if the group lacks the space, or if the progress stops it.
     pub fn prepare_growth(
         &self,
         uid: &Uid,
@@ -153,8 +153,8 @@ impl VolumeGroup {
     }
 }
 
-/// Whether a volume shows what was on the disks to its pod at once: the new part of a raw block volume, but not what is behind the
-/// header of an encrypted one, which reads as noise.
+/// Whether a volume shows what was on the disks to its pod at once: the new part of a raw block volume, but not what is
+/// behind the header of an encrypted one, which reads as noise.
 fn shows_data(volume: &LogicalVolume) -> bool {
     volume
         .identity

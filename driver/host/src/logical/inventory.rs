@@ -13,9 +13,9 @@ use crate::{
 };
 
 impl Root {
-    /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the one whose tags say
-    /// so. None if there is no such group, or if it is no pool. The result says why a group cannot be read. Asks LVM,
-    /// for one that is another pool, too.
+    /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the one whose
+    /// tags say so. None if there is no such group, or if it is no pool. The result says why a group cannot be read.
+    /// Asks LVM, for one that is another pool, too.
     pub fn group_inventory(&self, uid: &Uid, name: Option<&str>) -> Option<PoolInventory> {
         let mut path = claim::path_of(name.unwrap_or(uid.as_str()));
         let found = match name {

@@ -92,8 +92,8 @@ impl VolumeGroup {
         let size = request.size.saturating_add(identity.header());
         let has_room = has_room_for_metadata(row);
         if !has_room.map_err(failed("make the logical volume", uid))? {
-            let why = "the metadata of the volume group has no room for another volume: use a group that was made with a larger \
-                       --metadatasize";
+            let why = "the metadata of the volume group has no room for another volume: use a group that was made \
+                       with a larger --metadatasize";
             let (uid, pool, source) = (uid.clone(), self.to_string(), io::Error::other(why).into());
             return Err(Error::NoSpace { uid, pool, source });
         }

@@ -1,5 +1,5 @@
-//! [`Making`]: which logical volumes this process is making or removing, so that one that is being made is not taken for what an
-//! interrupted call left; and in which groups it takes extents that others must not get.
+//! [`Making`]: which logical volumes this process is making or removing, so that one that is being made is not taken
+//! for what an interrupted call left; and in which groups it takes extents that others must not get.
 
 use std::collections::BTreeSet;
 

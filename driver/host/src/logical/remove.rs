@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl VolumeGroup {
-    /// Removes a volume. Succeeds when it does not exist; fails while something uses it, or is a snapshot or a cache of it. Its data
-    /// stays on the disks until they are used again: a new volume is zeroed first.
+    /// Removes a volume. Succeeds when it does not exist; fails while something uses it, or is a snapshot or a cache of
+    /// it. Its data stays on the disks until they are used again: a new volume is zeroed first.
     pub fn remove(&self, uid: &Uid) -> Result<(), Error> {
         match self.find(uid)? {
             Some(volume) => {
@@ -33,9 +33,9 @@ impl VolumeGroup {
         }
     }
 
-    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made, or that has a
-    /// snapshot or a cache. Resumes devices that an interrupted command has left suspended. Fails if one cannot be removed or
-    /// resumed.
+    /// Removes the volumes whose creation was interrupted, and returns their number. Keeps one that is being made, or
+    /// that has a snapshot or a cache. Resumes devices that an interrupted command has left suspended. Fails if one
+    /// cannot be removed or resumed.
     pub fn sweep(&self) -> Result<usize, Error> {
         let listed = self.logical_volumes()?;
         self.resume(&listed)?;

@@ -271,7 +271,8 @@ impl VolumeGroup {
         Ok(is_used.then_some(ImageUse::Mapped { device }))
     }
 
-    /// Removes the mapping of a volume that is not at any path. One that is mounted, or that a pod has open, stays until then.
+    /// Removes the mapping of a volume that is not at any path. One that is mounted, or that a pod has open, stays
+    /// until then.
     fn detach_idle(&self, volume: &LogicalVolume) -> Result<(), Cause> {
         let system = &*self.system;
         let Some(device) = device_of(system, volume)? else {
@@ -402,8 +403,8 @@ mod tests {
         let why: Vec<_> = why.collect();
         let refused = |uid: &str, name: &str| {
             Some(format!(
-                "image {uid} is still the origin of {name}, a snapshot or a cache that was made with LVM: remove that on the node \
-                 first"
+                "image {uid} is still the origin of {name}, a snapshot or a cache that was made with LVM: remove that \
+                 on the node first"
             ))
         };
         let expected = [refused("a", "by-hand"), refused("b", "fast_cvol"), None];

@@ -88,8 +88,8 @@ impl dyn Engine + '_ {
 }
 
 impl Root {
-    /// Removes the mapping of a volume that is at no path, as far as this process sees: an interrupted stage has left it, with
-    /// the key. Does nothing for a volume without a mapping. Fails if the mapping cannot be removed.
+    /// Removes the mapping of a volume that is at no path, as far as this process sees: an interrupted stage has left
+    /// it, with the key. Does nothing for a volume without a mapping. Fails if the mapping cannot be removed.
     pub fn detach_idle(&self, image: &Uid) -> Result<(), super::Error> {
         let system = &*self.system;
         if !self.mount_points_of(image)?.is_empty() {

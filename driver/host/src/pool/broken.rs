@@ -62,7 +62,11 @@ impl Root {
         }
         match place.unmount() {
             Ok(()) => {
-                tracing::warn!(pool = %declaration.name, path = %path.display(), "the pool's filesystem {state} and is mounted again");
+                tracing::warn!(
+                    pool = %declaration.name,
+                    path = %path.display(),
+                    "the pool's filesystem {state} and is mounted again"
+                );
                 place.mounted().map_err(look)
             }
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::InUse {

@@ -117,7 +117,8 @@ pub enum DirectoryFault {
     InPool,
     /// It is on the filesystem of the folder of the pools, as the mount point of a missing disk usually is.
     #[error(
-        "it is on the same filesystem as the default folder of the pools, so its disk is probably not mounted: mount the disk, or declare a pool without a directory"
+        "it is on the same filesystem as the default folder of the pools, so its disk is probably not mounted: mount \
+         the disk, or declare a pool without a directory"
     )]
     DefaultFilesystem,
 }

@@ -32,7 +32,9 @@ pub enum Error {
     Group(#[from] GroupError),
     /// The pool belongs to another node, which may be using it.
     #[error(
-        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .foreign.owner
+        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to \
+         one disk destroy it",
+        .foreign.owner
     )]
     OtherNode {
         /// File, device or mount point.
@@ -42,7 +44,9 @@ pub enum Error {
     },
     /// Several candidates claim to be this pool, or one cannot be verified.
     #[error(
-        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; move away those that are not the pool", list(.found)
+        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; move \
+         away those that are not the pool",
+        list(.found)
     )]
     Ambiguous {
         /// Name of the pool.
@@ -87,7 +91,8 @@ pub enum Error {
     },
     /// The filesystem has shut down after an error.
     #[error(
-        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted again"
+        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so \
+         until it is mounted again"
     )]
     ShutDown {
         /// The mount point.
@@ -107,7 +112,8 @@ pub enum Error {
     },
     /// The pool's file would leave too little room on the filesystem of the host.
     #[error(
-        "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool smaller",
+        "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool \
+         smaller",
         keeping(*kept_percent)
     )]
     HostFilesystemFull {
@@ -134,7 +140,9 @@ pub enum Error {
     },
     /// The node does not allow pools in the directory that the StoragePool names.
     #[error(
-        "node {node} does not allow pools in {} ({}): add that directory, or one above it, to POOL_DIRECTORIES of the node plugin and mount it there, as node.poolDirectories of the chart does; or declare a pool in another directory",
+        "node {node} does not allow pools in {} ({}): add that directory, or one above it, to POOL_DIRECTORIES of the \
+         node plugin and mount it there, as node.poolDirectories of the chart does; or declare a pool in another \
+         directory",
         .directory.display(), allowing(.allowed)
     )]
     DirectoryNotAllowed {

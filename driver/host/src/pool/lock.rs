@@ -13,8 +13,8 @@ use crate::{patience::until_within, root::Root};
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits until no other pool takes disks or space of the host. None does while the returned lock is held. It is that of the
-/// folder of the pools wherever a pool is, because two directories may be on one filesystem, and two pools may list one disk.
-/// Fails after ten seconds.
+/// folder of the pools wherever a pool is, because two directories may be on one filesystem, and two pools may list one
+/// disk. Fails after ten seconds.
 pub(crate) fn lock(root: &Root) -> Result<OwnedFd, Error> {
     let folder = root.pools_path();
     let failed = |error: io::Error| failed(format!("lock {}", folder.display()))(error);

@@ -1,5 +1,5 @@
-//! [`PoolRecord`]: which pool a disk is, as the disk itself records it: in the marker of a filesystem, or in the tags of a volume
-//! group.
+//! [`PoolRecord`]: which pool a disk is, as the disk itself records it: in the marker of a filesystem, or in the tags
+//! of a volume group.
 
 use std::path::Path;
 

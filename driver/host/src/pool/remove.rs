@@ -47,12 +47,20 @@ impl Root {
             match self.refuse_unless_empty(declaration, expectation) {
                 // A pool that is neither present nor mounted cannot be inspected, and is gone already.
                 Err(Error::BackingMissing { what }) if !is_mounted => {
-                    tracing::warn!(pool = %declaration.name, %what, "the pool is removed, although its file or device is missing");
+                    tracing::warn!(
+                        pool = %declaration.name,
+                        %what,
+                        "the pool is removed, although its file or device is missing"
+                    );
                 }
                 // Its device belongs to that node now, and is not changed.
                 Err(Error::OtherNode { foreign, .. }) if !is_mounted && is_device => {
                     let node = &foreign.owner;
-                    tracing::warn!(pool = %declaration.name, %node, "the pool is removed from this node and belongs to another");
+                    tracing::warn!(
+                        pool = %declaration.name,
+                        %node,
+                        "the pool is removed from this node and belongs to another"
+                    );
                 }
                 result => result?,
             }

@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 
 /// Keeps the parts of a group in step. Each call returns once every part is that far, or ends the attempt.
 ///
-/// The filesystems of a part are frozen from before [`Barrier::frozen`] until after [`Barrier::cloned`], so the images of all
-/// parts are of one point in time.
+/// The filesystems of a part are frozen from before [`Barrier::frozen`] until after [`Barrier::cloned`], so the images
+/// of all parts are of one point in time.
 pub trait Barrier {
     /// Everything is done that can be done before the freeze. `unfrozen` counts the attached volumes whose writers
     /// nothing stops: a group can have one.

@@ -10,7 +10,8 @@ pub enum NotFrozen {
     SyncTooSlow,
     /// It is the second attached member of a group whose writers cannot be stopped.
     #[error(
-        "a group can have one attached volume whose writers cannot be stopped, and this is a second one; nothing stops those of a raw block volume: snapshot it alone, or while no pod uses it"
+        "a group can have one attached volume whose writers cannot be stopped, and this is a second one; nothing stops \
+         those of a raw block volume: snapshot it alone, or while no pod uses it"
     )]
     SecondUnfrozen,
     /// Its filesystem is mounted in another mount namespace, if at all.
@@ -26,7 +27,8 @@ pub enum NotFrozen {
     ThawedByOther,
     /// It was not frozen in time, or was thawed at the time limit.
     #[error(
-        "its filesystem had to be frozen for longer than {FREEZE_LIMIT:?}, the limit for blocking its writers: try again when less is written, or snapshot fewer volumes together"
+        "its filesystem had to be frozen for longer than {FREEZE_LIMIT:?}, the limit for blocking its writers: try \
+         again when less is written, or snapshot fewer volumes together"
     )]
     FreezeTooLong,
 }

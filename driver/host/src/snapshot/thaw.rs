@@ -23,8 +23,8 @@ use crate::{
 
 impl Root {
     /// Thaws the filesystem of each chosen image that has a mount visible to this process. Returns whether it was frozen, or
-    /// why it may still be: it cannot be thawed, or does not answer within the limit. One that does not answer is thawed once
-    /// it does. Fails if the devices of the volumes cannot be listed.
+    /// why it may still be: it cannot be thawed, or does not answer within the limit. One that does not answer is
+    /// thawed once it does. Fails if the devices of the volumes cannot be listed.
     ///
     /// Call this when a process starts, before anything is unmounted: a filesystem that is frozen and no longer mounted
     /// cannot be thawed.

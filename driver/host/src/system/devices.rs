@@ -17,8 +17,9 @@ pub(crate) const MAPPING: &str = "cistern-";
 /// the name of a mapping of Cistern, and another UUID.
 pub(crate) const MAPPING_UUID: &str = "CRYPT-LUKS2-";
 
-/// Logical sector size in bytes of each loop device, and of the mapping of each encrypted volume. It is never derived from a pool,
-/// where it can change, nor from the file, whose alignment for direct I/O grows from 512 to 4096 with its first reflink.
+/// Logical sector size in bytes of each loop device, and of the mapping of each encrypted volume. It is never derived
+/// from a pool, where it can change, nor from the file, whose alignment for direct I/O grows from 512 to 4096 with its
+/// first reflink.
 pub const SECTOR_SIZE: u32 = 4096;
 
 /// Major and minor number of a device.

@@ -1,111 +1,27 @@
 //! A volume that moves away: closing, closed, opened again, removed.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+mod fixture;
+mod unexpected;
+
+use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Engine, Fence, Image, ImageRequest, Pool, Uid,
-    image::Error, mounting, pool, snapshot,
+    BlockPublishRequest, Engine, Fence, ImageRequest, image::Error, pool, snapshot,
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, FlockOperation, flock};
 
+use self::fixture::{SIZE, closed_path, device, is_not_attached, stage_device, volume};
+pub(crate) use self::fixture::{another_move, close, is_moving, the_move};
 use crate::{
     harness::{
-        Machine, POOL_SIZE, Probes as _, Volume, allocated, chain, eventually, has_loops,
-        image_path, image_pool, known, must, open_new, request, run, uid, unstage,
+        Machine, POOL_SIZE, Probes as _, Volume, allocated, eventually, has_loops, image_path,
+        image_pool, known, must, open_new, request, run, unstage,
     },
     health_volume::subject,
     scenario::Volumes as _,
     snapshot::{snapshot_of, take_snapshot},
 };
-
-const SIZE: Bytes = Bytes::mib(64);
-
-pub(crate) fn the_move() -> Uid {
-    uid("a1b2c3d4-0000-4000-8000-000000000001")
-}
-
-pub(crate) fn another_move() -> Uid {
-    uid("a1b2c3d4-0000-4000-8000-000000000002")
-}
-
-/// A thick volume with ext4.
-fn volume(machine: &Machine, pool: &Pool) -> Image {
-    must(pool.new_image(&ImageRequest {
-        uid: machine.uid("a"),
-        ..request("a", SIZE, FilesystemType::Ext4, Provisioning::Thick)
-    }))
-}
-
-/// A raw block volume.
-fn device(machine: &Machine, pool: &Pool) -> Image {
-    must(pool.new_image(&ImageRequest {
-        uid: machine.uid("b"),
-        filesystem: None,
-        ..request("b", SIZE, FilesystemType::Ext4, Provisioning::Thin)
-    }))
-}
-
-fn stage_device(pool: &Pool, image: &Image, staging: &Path) -> Result<(), mounting::Error> {
-    let identity = image.identity.as_ref().unwrap();
-    let staged = pool.stage_block(&BlockStageRequest {
-        unlock: None,
-        image: &image.uid,
-        volume: identity.owner.volume().unwrap(),
-        size: SIZE,
-        staging,
-    });
-    staged.map(drop)
-}
-
-pub(crate) fn close(pool: &Pool, image: &Uid) {
-    must(pool.begin_closing(image, &the_move()));
-    must(pool.close(image, &the_move()));
-}
-
-fn closed_path(machine: &Machine, image: &Uid) -> PathBuf {
-    let pool = machine.mount_point(&image_pool(Bytes::ZERO));
-    pool.join("closed").join(image.as_str())
-}
-
-/// The error is the typed one, and names the move.
-#[track_caller]
-pub(crate) fn is_moving<T>(result: Result<T, Error>) {
-    match result.map(drop).unwrap_err() {
-        error @ Error::Moving { .. } => {
-            let text = error.to_string();
-            assert!(text.contains(the_move().as_str()), "{text}");
-        }
-        error => panic!("{}", chain(&error)),
-    }
-}
-
-/// Writes a mark that names no move.
-fn spoil_mark(image: &Path) {
-    let file = fs::File::options().write(true).open(image).unwrap();
-    let flags = rustix::fs::XattrFlags::REPLACE;
-    rustix::fs::fsetxattr(&file, "trusted.cistern.fence", b"no/uid", flags).unwrap();
-}
-
-#[track_caller]
-fn names_the_mark(error: &dyn std::error::Error) {
-    let text = chain(error);
-    assert!(text.contains("trusted.cistern.fence"), "{text}");
-}
-
-#[track_caller]
-fn is_not_attached<T>(result: Result<T, mounting::Error>) {
-    match result.map(drop).unwrap_err() {
-        mounting::Error::Image(error) => is_moving::<()>(Err(error)),
-        error => panic!("{}", chain(&error)),
-    }
-}
 
 #[test]
 fn a_closing_volume_keeps_what_uses_it_and_gets_no_new_stage_or_publish() {
@@ -472,101 +388,4 @@ fn only_the_closed_image_of_the_move_is_removed_and_its_space_is_free() {
     let after = must(pool.statistics()).available;
     assert!(after.0 >= before.0 + SIZE.0, "{before} and {after}");
     assert_eq!((must(pool.images()), must(pool.closed())), (vec![], vec![]));
-}
-
-#[test]
-fn a_volume_comes_out_of_the_trash_only_while_none_of_its_name_is_closed() {
-    let machine = Machine::new();
-    let pool = open_new(&machine);
-    let image = volume(&machine, &pool);
-    close(&pool, &image.uid);
-    let trash = closed_path(&machine, &image.uid).with_file_name("../trash");
-    fs::create_dir_all(&trash).unwrap();
-    let discarded = trash.join(format!("{}.1795000000", image.uid));
-    fs::copy(closed_path(&machine, &image.uid), &discarded).unwrap();
-    is_moving(pool.take_back(&image.uid));
-    // A mark that names no move is none that may be passed.
-    spoil_mark(&closed_path(&machine, &image.uid));
-    assert_eq!(must(pool.closed())[0].by, None);
-    for result in [
-        pool.reopen(&image.uid, &the_move()),
-        pool.remove_closed(&image.uid, &the_move()),
-        pool.send(&image.uid, 0).map(drop),
-        pool.fence(&image.uid).map(drop),
-    ] {
-        names_the_mark(&result.unwrap_err());
-    }
-}
-
-#[test]
-fn a_volume_whose_mark_names_no_move_is_neither_staged_nor_published_nor_removed() {
-    let machine = Machine::new();
-    let (pool, root) = (open_new(&machine), machine.root());
-    let image = volume(&machine, &pool);
-    let volume = Volume::new(&image);
-    let (staging, other) = (machine.staging("s"), machine.staging("other"));
-    must(pool.stage(&volume.stage(&staging)));
-    must(pool.begin_closing(&image.uid, &the_move()));
-    spoil_mark(&image_path(&machine, &image.uid));
-    names_the_mark(&pool.stage(&volume.stage(&other)).map(drop).unwrap_err());
-    let target = machine.path("kubelet/target");
-    names_the_mark(
-        &root
-            .publish(&volume.publish(&staging, &target))
-            .unwrap_err(),
-    );
-    unstage(&machine, &image.uid, &staging);
-    names_the_mark(&pool.close(&image.uid, &the_move()).unwrap_err());
-    names_the_mark(&pool.reopen(&image.uid, &the_move()).unwrap_err());
-    names_the_mark(&pool.remove_image(&image.uid).unwrap_err());
-    assert_eq!(must(pool.images()).len(), 1);
-}
-
-#[test]
-fn a_closed_volume_that_an_administrator_uses_is_neither_sent_nor_opened_nor_removed() {
-    let machine = Machine::new();
-    let pool = open_new(&machine);
-    let image = device(&machine, &pool);
-    let (uid, by) = (&image.uid, &the_move());
-    close(&pool, uid);
-    let path = closed_path(&machine, uid);
-    let number = run("losetup", &["--show", "-f", path.to_str().unwrap()]);
-    let held = fs::File::open(number.trim()).unwrap();
-    // fsck lists it.
-    has_loops(&machine, 2);
-    for result in [
-        pool.send(uid, 0).map(drop),
-        pool.reopen(uid, by),
-        pool.remove_closed(uid, by),
-    ] {
-        let error = result.unwrap_err();
-        assert!(matches!(error, Error::InUse { .. }), "{error}");
-    }
-    drop(held);
-    has_loops(&machine, 1);
-    must(pool.reopen(uid, by));
-}
-
-#[test]
-fn an_image_beside_a_closed_one_of_its_name_is_left_to_an_administrator() {
-    let machine = Machine::new();
-    let pool = open_new(&machine);
-    let image = device(&machine, &pool);
-    let (uid, by) = (&image.uid, &the_move());
-    close(&pool, uid);
-    fs::copy(closed_path(&machine, uid), image_path(&machine, uid)).unwrap();
-    for result in [
-        pool.fence(uid).map(drop),
-        pool.begin_closing(uid, by),
-        pool.close(uid, by),
-        pool.reopen(uid, by),
-        pool.remove_closed(uid, by),
-    ] {
-        let error = result.unwrap_err();
-        assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
-    }
-    assert_eq!(
-        (must(pool.images()).len(), must(pool.closed()).len()),
-        (1, 1)
-    );
 }

@@ -3,30 +3,29 @@
 // Also tests of another crate have this file, by its path.
 #[path = "scenario/encrypted.rs"]
 mod encrypted;
+#[path = "scenario/moves.rs"]
+mod moves;
+#[path = "scenario/snapshots.rs"]
+mod snapshots;
 #[path = "scenario/volumes.rs"]
 mod volumes;
 
 use std::{
     error::Error,
     fs,
-    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use chrono::{DateTime, Utc};
+use chrono::DateTime;
 use cistern_host::{
     AdoptionRequest, BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest,
     Expectation, ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest,
-    Root, SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, Unlock,
-    copy::{CopyRequest, PromotedVolume},
-    pool::Owner,
+    Root, SnapshotRequest, Source, StageRequest, System, Uid, Unlock, pool::Owner,
 };
-use cistern_types::{
-    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
-};
+use cistern_types::{Bytes, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning};
 use rustix::fs::FallocateFlags;
 
 pub(crate) use self::volumes::Volumes;
@@ -232,20 +231,6 @@ fn device(folder: &Path) -> ImageRequest {
     }
 }
 
-/// A larger volume that is restored from a snapshot of the volume with XFS.
-fn restored() -> ImageRequest {
-    ImageRequest {
-        volume: "pvc-d".to_owned(),
-        uid: uid("uid-d"),
-        size: GROWN,
-        source: Some(SourceImage {
-            uid: uid("uid-s"),
-            extent_limits: ExtentLimits::number(u64::MAX),
-        }),
-        ..online_volume()
-    }
-}
-
 fn snapshot_member<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Member<'a> {
     let request = SnapshotRequest {
         snapshot: format!("snapshot-{name}"),
@@ -275,9 +260,6 @@ pub(crate) fn thaw(root: &Root) -> Result<Vec<Uid>, Box<dyn Error>> {
     }
     Ok(frozen)
 }
-
-/// UID of the move.
-const MOVE: &str = "a1b2c3d4-0000-4000-8000-000000000001";
 
 /// Size to which both volumes grow.
 const GROWN: Bytes = Bytes::mib(340);
@@ -318,7 +300,7 @@ pub(crate) fn run(
         | Step::Reopen
         | Step::RemoveClosed
         | Step::PrepareCopy
-        | Step::OpenCopy => move_volume(step, &open(Bytes::gib(1))?)?,
+        | Step::OpenCopy => moves::move_volume(step, &open(Bytes::gib(1))?)?,
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
         Step::Create => drop(open(Bytes::gib(1))?.new_image(&volume())?),
@@ -357,15 +339,15 @@ pub(crate) fn run(
         | Step::SnapshotGroup
         | Step::RemoveSnapshots
         | Step::DismissGroup => {
-            take_snapshots(step, &root, &open_again(&root, expectation)?, folder)?;
+            snapshots::take(step, &root, &open_again(&root, expectation)?, folder)?;
         }
         Step::PrepareSource
         | Step::Restore
         | Step::Receive
         | Step::RemoveRestored
-        | Step::RemoveSource => restore(step, &root, &open_again(&root, expectation)?)?,
+        | Step::RemoveSource => snapshots::restore(step, &root, &open_again(&root, expectation)?)?,
         Step::PreparePass | Step::Pass | Step::Promote | Step::DismissPass => {
-            pass(step, &root, &open_again(&root, expectation)?, folder)?;
+            moves::pass(step, &root, &open_again(&root, expectation)?, folder)?;
         }
         Step::PrepareRaw | Step::AdoptFilesystem | Step::DismissRaw => {
             adopt_filesystem(step, &open_again(&root, expectation)?, folder)?;
@@ -401,134 +383,6 @@ fn expand(pool: &Pool, staging: &Path) -> Result<(), cistern_host::grow::Error> 
         limit: None,
     });
     expanded.map(drop)
-}
-
-/// Takes a step of snapshots.
-fn take_snapshots(
-    step: Step,
-    root: &Root,
-    pool: &Pool,
-    folder: &Path,
-) -> Result<(), Box<dyn Error>> {
-    let (group, staging) = (device(folder), folder.join("kubelet/device"));
-    match step {
-        Step::SnapshotFrozen => {
-            let member = snapshot_member(pool, &volume(), "s");
-            root.take_snapshots(&[member], Consistency::Filesystem, Utc::now)?;
-        }
-        Step::PrepareGroup => {
-            pool.new_image(&group)?;
-            stage_block(pool, &group, &staging)?;
-        }
-        Step::DismissGroup => {
-            root.unstage(&staging)?;
-            pool.remove_image(&group.uid)?;
-        }
-        Step::RemoveSnapshots => {
-            pool.remove_image(&uid("uid-s"))?;
-            pool.remove_image(&uid("uid-t"))?;
-        }
-        _ => {
-            let members = [
-                snapshot_member(pool, &volume(), "s"),
-                snapshot_member(pool, &group, "t"),
-            ];
-            root.take_snapshots(&members, Consistency::Crash, Utc::now)?;
-        }
-    }
-    Ok(())
-}
-
-/// Takes a step of a restore.
-fn restore(step: Step, root: &Root, pool: &Pool) -> Result<(), Box<dyn Error>> {
-    match step {
-        Step::Restore => drop(pool.new_image(&restored())?),
-        Step::Receive => receive(pool)?,
-        Step::RemoveRestored => pool.remove_image(&restored().uid)?,
-        Step::RemoveSource => {
-            pool.remove_image(&online_volume().uid)?;
-            pool.remove_image(&uid("uid-s"))?;
-        }
-        _ => {
-            pool.new_image(&online_volume())?;
-            let member = snapshot_member(pool, &online_volume(), "s");
-            root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
-        }
-    }
-    Ok(())
-}
-
-/// Receives a copy of the snapshot, synced after each chunk, and creates the volume from it.
-fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
-    let request = CopyRequest {
-        volume: restored().uid,
-        original: pool.send(&uid("uid-s"), 0)?.original().clone(),
-        extent_size: None,
-        point_for: None,
-        base: None,
-    };
-    let mut incoming = pool.receive(&request)?;
-    for chunk in pool.send(&uid("uid-s"), incoming.written().0)? {
-        if let Some(chunk) = chunk? {
-            incoming.write(&chunk)?;
-            incoming.sync()?;
-        }
-    }
-    incoming.complete()?;
-    pool.new_image(&restored())?;
-    Ok(())
-}
-
-/// Takes a step of a pass.
-fn pass(step: Step, root: &Root, pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
-    let (by, [first, second]) = (uid(MOVE), ["uid-p", "uid-q"].map(uid));
-    match step {
-        Step::DismissPass => {
-            pool.remove_copy(&copied(), &by)?;
-            pool.remove_image(&copied())?;
-            pool.remove_image(&first)?;
-            pool.remove_image(&second)?;
-            pool.remove_image(&device(folder).uid)?;
-        }
-        Step::PreparePass => {
-            pool.new_image(&device(folder))?;
-            for (name, byte) in [("p", 1), ("q", 2)] {
-                let path = path_in(folder, "images", device(folder).uid.as_str());
-                let file = fs::File::options().write(true).open(path)?;
-                let data = [byte; 8192];
-                file.write_all_at(&data, u64::from(byte) << 20)?;
-                file.write_all_at(&data, 4 << 20)?;
-                file.sync_all()?;
-                let member = snapshot_member(pool, &device(folder), name);
-                root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
-            }
-            receive_pass(pool, &first, None)?;
-        }
-        Step::Promote => {
-            let volume = PromotedVolume {
-                uid: copied(),
-                name: device(folder).volume,
-                size: device(folder).size,
-                provisioning: Provisioning::Thick,
-                source: None,
-            };
-            pool.promote_point(&volume, &by)?;
-            let image = fs::read(path_in(folder, "images", copied().as_str()))?;
-            if image != fs::read(path_in(folder, "images", first.as_str()))? {
-                return Err("the volume differs from the snapshot".into());
-            }
-        }
-        _ => {
-            if !pool.has_point(&copied(), &by, &second)? {
-                receive_pass(pool, &second, Some(&first))?;
-            }
-            let point = fs::read(path_in(folder, "incoming", &format!("{}.point", copied())))?;
-            if point != fs::read(path_in(folder, "images", second.as_str()))? {
-                return Err("the point differs from the snapshot".into());
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Takes a step of the adoption of a filesystem. The raw block volume is larger than that.
@@ -567,39 +421,9 @@ fn adopt_filesystem(step: Step, pool: &Pool, folder: &Path) -> Result<(), Box<dy
     Ok(())
 }
 
-/// The name of the copy of the volume that moves.
-fn copied() -> Uid {
-    uid("uid-copied")
-}
-
 fn path_in(folder: &Path, part: &str, name: &str) -> PathBuf {
     let of_pool = pool(Bytes::ZERO).uid;
     folder.join(format!("root/pools/{of_pool}/{part}/{name}"))
-}
-
-/// Copies a snapshot in a pass, synced after each chunk.
-fn receive_pass(pool: &Pool, snapshot: &Uid, base: Option<&Uid>) -> Result<(), Box<dyn Error>> {
-    let request = CopyRequest {
-        volume: copied(),
-        original: pool.send(snapshot, 0)?.original().clone(),
-        extent_size: Some(ExtentSize::Mib1),
-        point_for: Some(uid(MOVE)),
-        base: base.cloned(),
-    };
-    let mut incoming = pool.receive(&request)?;
-    let from = incoming.written().0;
-    let chunks = match base {
-        Some(base) => pool.send_changes(snapshot, base, from)?,
-        None => pool.send(snapshot, from)?,
-    };
-    for chunk in chunks {
-        if let Some(chunk) = chunk? {
-            incoming.write(&chunk)?;
-            incoming.sync()?;
-        }
-    }
-    incoming.complete()?;
-    Ok(())
 }
 
 fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>> {
@@ -645,39 +469,6 @@ fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
     let file = std::fs::File::options().write(true).open(path)?;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, flags, 32 << 20, 8 << 20)?;
-    Ok(())
-}
-
-/// Takes a step of a move of the volume.
-fn move_volume(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
-    let (image, by) = (volume().uid, uid(MOVE));
-    match step {
-        Step::BeginClosing => pool.begin_closing(&image, &by)?,
-        Step::Close => pool.close(&image, &by)?,
-        Step::Reopen => pool.reopen(&image, &by)?,
-        Step::RemoveClosed => pool.remove_closed(&image, &by)?,
-        Step::OpenCopy => drop(pool.open_copy(&image, &volume().volume, &by)?),
-        _ => {
-            pool.begin_closing(&image, &by)?;
-            pool.close(&image, &by)?;
-            let sent = pool.send(&image, 0)?;
-            let request = CopyRequest {
-                volume: image.clone(),
-                original: sent.original().clone(),
-                extent_size: Some(ExtentSize::Mib1),
-                point_for: None,
-                base: None,
-            };
-            let chunks = sent.collect::<Result<Vec<_>, _>>()?;
-            // The pool is that of the other node from now on.
-            pool.remove_closed(&image, &by)?;
-            let mut incoming = pool.receive(&request)?;
-            for chunk in chunks.into_iter().flatten() {
-                incoming.write(&chunk)?;
-            }
-            incoming.complete()?;
-        }
-    }
     Ok(())
 }
 

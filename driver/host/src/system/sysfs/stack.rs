@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use super::{backing_file, block_devices, device_path, mapping_name, names, text};
+use super::{block_devices, device_path, loops::backing_file, mappings::mapping_name, names, text};
 use crate::system::{DeviceNumber, StackedDevice};
 
 /// Lists the block devices with what each is built on.
