@@ -107,7 +107,13 @@ pub struct Node {
     #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
     pub max_volumes: u32,
     /// Share of a filesystem of the host that the image pools on it leave free, in percent
-    #[arg(long, env = "KEEP_FREE_PERCENT", default_value_t = cistern_host::KEPT_PERCENT, value_parser = clap::value_parser!(u32).range(..100), value_name = "PERCENT")]
+    #[arg(
+        long,
+        env = "KEEP_FREE_PERCENT",
+        default_value_t = cistern_host::KEPT_PERCENT,
+        value_parser = clap::value_parser!(u32).range(..100),
+        value_name = "PERCENT"
+    )]
     pub keep_free_percent: u32,
     /// Interval between health probes of pools and volumes, as in `15s`
     #[arg(long, env = "HEALTH_INTERVAL", default_value = "15s", value_parser = interval, value_name = "DURATION")]
@@ -206,7 +212,8 @@ pub enum Error {
     Path,
     /// The path of a directory for pools is not absolute, or has several spellings.
     #[error(
-        "write absolute paths that are separated by colons, without '.', '..' and a slash at their end, as in /data:/mnt/disks; / itself is not allowed"
+        "write absolute paths that are separated by colons, without '.', '..' and a slash at their end, as in \
+         /data:/mnt/disks; / itself is not allowed"
     )]
     PoolDirectory,
     /// The interval is invalid or out of range.

@@ -1,8 +1,9 @@
 //! `/fsck` of the node plugin: the report of `cistern-driver fsck`, for those who reach the port of
 //! its metrics.
 //!
-//! *Invariant:* it changes nothing, and asks the API server nothing: it compares the node with what the watches of the agent show.
-//! One comparison runs at a time, and its result is repeated for [`YOUNG`], so that the number of callers does not load the disk.
+//! *Invariant:* it changes nothing, and asks the API server nothing: it compares the node with what the watches of the
+//! agent show. One comparison runs at a time, and its result is repeated for [`YOUNG`], so that the number of callers
+//! does not load the disk.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -6,8 +6,8 @@
 //! metadata, groups → node_plugins → the node plugins that have the snapshots
 //! ```
 //!
-//! *Invariant:* the controller writes a spec, and waits for the status that the node's agent writes. It talks to a node only to ask
-//! where snapshots have data, and to keep several nodes in step.
+//! *Invariant:* the controller writes a spec, and waits for the status that the node's agent writes. It talks to a node
+//! only to ask where snapshots have data, and to keep several nodes in step.
 
 pub mod groups;
 pub mod metadata;

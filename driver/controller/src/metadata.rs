@@ -1,5 +1,5 @@
-//! Where a snapshot holds data: only its node can tell. This finds the node, and connects to its node plugin by the key that it
-//! has published.
+//! Where a snapshot holds data: only its node can tell. This finds the node, and connects to its node plugin by the key
+//! that it has published.
 
 mod keys;
 

@@ -1,8 +1,8 @@
 //! `cistern-driver fsck`: compares this node with the custom resources.
 //!
-//! Users and tests use the same checker. It changes nothing and uses neither the agent nor kubelet. `/fsck` of the node plugin
-//! makes the same comparison with what the watches of the agent show, so that a call costs the API server nothing.
-//! Work in progress may appear as a finding that is gone in the next run.
+//! Users and tests use the same checker. It changes nothing and uses neither the agent nor kubelet. `/fsck` of the node
+//! plugin makes the same comparison with what the watches of the agent show, so that a call costs the API server
+//! nothing. Work in progress may appear as a finding that is gone in the next run.
 
 use std::{fmt, io};
 
@@ -117,8 +117,8 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
     Ok(report(node, &view))
 }
 
-/// Compares the node of an agent with its custom resources as the watches show them, once the first lists have arrived. Fails if the
-/// host cannot be inspected, if a watch has ended, or if this version cannot read a custom resource.
+/// Compares the node of an agent with its custom resources as the watches show them, once the first lists have arrived.
+/// Fails if the host cannot be inspected, if a watch has ended, or if this version cannot read a custom resource.
 pub async fn check_watched(agent: &Agent) -> Result<Report, Error> {
     let (name, desired) = (&agent.node.name, &agent.desired);
     let complete = desired.complete().await;

@@ -106,8 +106,8 @@ impl Mounter {
         self.pool(volume).await
     }
 
-    /// Reads a volume that a pod is to use. Reads it from the API server if the node has a replica of it: it may be on another
-    /// node by now, without having been closed here.
+    /// Reads a volume that a pod is to use. Reads it from the API server if the node has a replica of it: it may be on
+    /// another node by now, without having been closed here.
     async fn volume_for_pod(&self, id: &str) -> Result<Volume, Error> {
         if self.agent.desired.replicas_of(id).is_empty() {
             self.volume_as_watched(id).await

@@ -201,8 +201,8 @@ impl Volume {
         }
     }
 
-    /// Checks that no move of the volume is declared. Its copy on the other node may be complete, and must not miss what a pod
-    /// writes. Pods that have the volume keep it.
+    /// Checks that no move of the volume is declared. Its copy on the other node may be complete, and must not miss
+    /// what a pod writes. Pods that have the volume keep it.
     pub fn is_staying(&self) -> Result<(), Unusable> {
         if self.is_moving {
             Err(Unusable::Moving)

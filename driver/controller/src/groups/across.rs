@@ -4,11 +4,13 @@
 //! attempt + 1 ─▶ all prepare ─▶ all freeze ─▶ all clone ─▶ all thaw and commit ─▶ takenAt ─▶ takenAt of each snapshot
 //! ```
 //!
-//! The filesystems of all nodes are frozen from before the first clone until after the last one, and each node verifies that its
-//! own stayed frozen. A node that does not answer ends the calls to the others, and each of them thaws and keeps nothing.
+//! The filesystems of all nodes are frozen from before the first clone until after the last one, and each node verifies
+//! that its own stayed frozen. A node that does not answer ends the calls to the others, and each of them thaws and
+//! keeps nothing.
 //!
-//! *Invariants:* `spec.takenAt` alone decides that a group is taken. It is written once every snapshot is durable, and only if
-//! the attempt is still the current one, so a controller that was replaced decides nothing. No attempt begins after that.
+//! *Invariants:* `spec.takenAt` alone decides that a group is taken. It is written once every snapshot is durable, and
+//! only if the attempt is still the current one, so a controller that was replaced decides nothing. No attempt begins
+//! after that.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -19,9 +19,9 @@ use crate::objects::{
 impl Groups {
     /// Ensures that the group is taken (CGS-05).
     ///
-    /// Fails if a different group has this name, if a volume does not exist, if a node of the volumes
-    /// refuses the group or its agent is silent, or if a request to the API server fails. Also fails at the deadline: the state stays as it is, and a repeated
-    /// call resumes.
+    /// Fails if a different group has this name, if a volume does not exist, if a node of the volumes refuses the group
+    /// or its agent is silent, or if a request to the API server fails. Also fails at the deadline: the state stays as
+    /// it is, and a repeated call resumes.
     pub async fn ensure(&self, wanted: &NewGroup, deadline: Instant) -> Result<ListedGroup, Error> {
         let ensuring = async |operation: &mut _| self.ensure_ready(wanted, operation).await;
         self.objects

@@ -68,55 +68,7 @@ impl Lifecycle<ListedGroup> for Groups {
             }
             self.publish(&group).await?;
         }
-        let mut nodes = self.objects.nodes().subscribe();
-        loop {
-            let why = match progress(&group) {
-                GroupProgress::Taken => {
-                    let taken = self.taken(&group, operation).await;
-                    return taken.map(FollowOutcome::Made);
-                }
-                GroupProgress::Leaving => return Ok(FollowOutcome::Changed),
-                GroupProgress::Refused(why) => Some(why),
-                GroupProgress::Waits(waits_for) => {
-                    operation.note(waits_for);
-                    self.unavailable(&snapshots)
-                }
-            };
-            // A group that a user deleted is never taken: it is removed and created again. An
-            // admitted group stays, because some of its snapshots may be taken.
-            let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
-            let mut admitted = Vec::new();
-            if is_hopeless {
-                admitted = self.admitted(&group).await?;
-                if admitted.is_empty() {
-                    let node = &group.spec.node_name;
-                    let why = why.map(|why| refused(&group, node, &snapshots, why));
-                    return Ok(FollowOutcome::Withdraw(Box::new(group), why));
-                }
-            }
-            let node = &group.spec.node_name;
-            if let Some(silence) = self.objects.nodes().silence(node) {
-                return Err(silent(&group, silence).into());
-            }
-            if let Some(why) = why {
-                operation.note(format!("node {node} to go on: {why}"));
-            }
-            let pools: Vec<_> = admitted
-                .iter()
-                .map(|snapshot| (snapshot.node_name(), snapshot.pool_name()))
-                .collect();
-            tokio::select! {
-                pool = self.objects.nodes().until_not_ready(&pools) => {
-                    return Err(not_ready(&group, pool).into());
-                }
-                change = operation.change(&group) => match change {
-                    Some(changed) => group = changed,
-                    None => return Ok(FollowOutcome::Changed),
-                },
-                // The sender lives as long as `self`.
-                _ = nodes.changed() => {}
-            }
-        }
+        self.until_taken(group, &snapshots, operation).await
     }
 
     /// Removes a group that is not taken. Returns false if it was taken meanwhile, because a caller
@@ -163,8 +115,67 @@ impl Lifecycle<ListedGroup> for Groups {
 }
 
 impl Groups {
-    /// Ensures that a PoolSnapshot exists for each volume of a group that is not taken yet. Returns None if a volume is not on
-    /// the node of its group any more.
+    /// Waits until the agent has taken or refused the snapshots of a group. Fails if the agent is silent, or if the pool
+    /// of an admitted snapshot stays not ready.
+    async fn until_taken(
+        &self,
+        mut group: PoolSnapshotGroup,
+        snapshots: &[PoolSnapshot],
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<FollowOutcome<ListedGroup, PoolSnapshotGroup, Error>, Error> {
+        let mut nodes = self.objects.nodes().subscribe();
+        loop {
+            let why = match progress(&group) {
+                GroupProgress::Taken => {
+                    let taken = self.taken(&group, operation).await;
+                    return taken.map(FollowOutcome::Made);
+                }
+                GroupProgress::Leaving => return Ok(FollowOutcome::Changed),
+                GroupProgress::Refused(why) => Some(why),
+                GroupProgress::Waits(waits_for) => {
+                    operation.note(waits_for);
+                    self.unavailable(snapshots)
+                }
+            };
+            // A group that a user deleted is never taken: it is removed and created again. An
+            // admitted group stays, because some of its snapshots may be taken.
+            let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
+            let mut admitted = Vec::new();
+            if is_hopeless {
+                admitted = self.admitted(&group).await?;
+                if admitted.is_empty() {
+                    let node = &group.spec.node_name;
+                    let why = why.map(|why| refused(&group, node, snapshots, why));
+                    return Ok(FollowOutcome::Withdraw(Box::new(group), why));
+                }
+            }
+            let node = &group.spec.node_name;
+            if let Some(silence) = self.objects.nodes().silence(node) {
+                return Err(silent(&group, silence).into());
+            }
+            if let Some(why) = why {
+                operation.note(format!("node {node} to go on: {why}"));
+            }
+            let pools: Vec<_> = admitted
+                .iter()
+                .map(|snapshot| (snapshot.node_name(), snapshot.pool_name()))
+                .collect();
+            tokio::select! {
+                pool = self.objects.nodes().until_not_ready(&pools) => {
+                    return Err(not_ready(&group, pool).into());
+                }
+                change = operation.change(&group) => match change {
+                    Some(changed) => group = changed,
+                    None => return Ok(FollowOutcome::Changed),
+                },
+                // The sender lives as long as `self`.
+                _ = nodes.changed() => {}
+            }
+        }
+    }
+
+    /// Ensures that a PoolSnapshot exists for each volume of a group that is not taken yet. Returns None if a volume is
+    /// not on the node of its group any more.
     async fn ask_for_snapshots(
         &self,
         group: &PoolSnapshotGroup,

@@ -15,7 +15,8 @@ pub fn advice(reason: Reason, pool: &str) -> String {
             "delete some, or raise spec.limits.snapshots (of a node) or spec.limits.snapshotsPerVolume of StoragePool {pool}"
         ),
         Reason::TooManyExtents => format!(
-            "raise spec.limits.maximumExtents (or maximumStallMilliseconds) of StoragePool {pool} if the volume's writers may wait that long, or copy the files to a new volume"
+            "raise spec.limits.maximumExtents (or maximumStallMilliseconds) of StoragePool {pool} if the \
+             volume's writers may wait that long, or copy the files to a new volume"
         ),
         Reason::TooLargeToCheck => {
             "make the copy as large as its source, so that it needs no check, and expand it later"

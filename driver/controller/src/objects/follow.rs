@@ -11,7 +11,6 @@ use super::{
     in_flight::Operation,
     listing::Listed,
     not_ready::not_ready,
-    silence::silent,
 };
 
 /// A node that refused an object, and why.
@@ -53,8 +52,8 @@ impl<T: Listed<Object: ManagedObject> + Send> Lifecycle<T> for Objects<T::Object
                 ObjectProgress::Leaving => return Ok(FollowOutcome::Changed),
                 ObjectProgress::Waits(waits_for) => operation.note(waits_for),
             }
-            if let Some(silence) = self.nodes.silence(object.node_name()) {
-                return Err(silent(&object, silence));
+            if let Some(silent) = self.nodes.silent_for(&object) {
+                return Err(silent);
             }
             let is_admitted = object.reserved().is_some();
             let pool = [(object.node_name(), object.pool_name())];

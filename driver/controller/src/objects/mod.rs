@@ -19,6 +19,7 @@ pub mod nodes;
 pub mod not_ready;
 pub mod removal;
 pub mod silence;
+pub mod sweep;
 pub mod watch;
 
 use std::{fmt::Debug, sync::Arc};
@@ -125,6 +126,11 @@ pub trait ManagedObject:
 
     /// Whether its spec requests its deletion.
     fn is_leaving(&self) -> bool;
+
+    /// The other node from which its data is copied; None if it is not.
+    fn source_node(&self) -> Option<&str> {
+        None
+    }
 }
 
 impl ManagedObject for PoolVolume {
@@ -132,6 +138,10 @@ impl ManagedObject for PoolVolume {
 
     fn is_leaving(&self) -> bool {
         self.spec.deletion_requested
+    }
+
+    fn source_node(&self) -> Option<&str> {
+        self.spec.content_source.as_ref()?.node_name.as_deref()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pools that are not ready: calls that wait for such a pool end early, with the reason.
 //!
-//! *Invariant:* a pool is not ready only if its agent says so, or if its node does not carry it. The error reverts nothing: the
-//! spec is still set when the pool is ready again.
+//! *Invariant:* a pool is not ready only if its agent says so, or if its node does not carry it. The error reverts
+//! nothing: the spec is still set when the pool is ready again.
 
 use std::time::Duration;
 

@@ -38,6 +38,22 @@ impl Nodes {
         })?
     }
 
+    /// The error for an object that waits for a silent agent: that of its node, or once it is admitted, that of the
+    /// node from which it is copied. None while they report.
+    pub fn silent_for<K: ManagedObject + HasImage>(&self, object: &K) -> Option<Error> {
+        if let Some(silence) = self.silence(object.node_name()) {
+            return Some(silent(object, silence));
+        }
+        let source = object.source_node()?;
+        let silence = self
+            .silence(source)
+            .filter(|_| object.reserved().is_some())?;
+        Some(Error::Silent {
+            object: format!("the source of {}", named::<K>(&object.name_any())),
+            silence,
+        })
+    }
+
     /// Waits until the agent of a node is silent.
     async fn until_silent(&self, node: &str) -> Silence {
         let mut changes = self.subscribe();
@@ -115,10 +131,13 @@ fn lasting(duration: TimeDelta) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, Reason, condition::ConditionUpdate};
+    use cistern_crds::{Bytes, ContentSource, Reason, SourceKind, condition::ConditionUpdate};
 
     use super::*;
-    use crate::{objects::nodes::tests::node, testing::at};
+    use crate::{
+        objects::nodes::tests::{node, view},
+        testing::{at, ready_volume},
+    };
 
     fn reporting(status: impl Into<ConditionStatus>) -> StorageNode {
         let mut node = node("n1", Bytes::gib(1), Bytes::gib(1));
@@ -144,6 +163,28 @@ mod tests {
             silence.to_string(),
             "the agent on n1 has been silent for 3 min: pod x is not ready"
         );
+    }
+
+    #[test]
+    fn an_admitted_copy_waits_for_a_silent_source_and_what_has_none_does_not() {
+        let mut silent = reporting(false);
+        silent.metadata.name = Some("source".to_owned());
+        let mut volume = ready_volume();
+        let own = node(&volume.spec.node_name, Bytes::gib(1), Bytes::gib(1));
+        let nodes = view(vec![own, silent]);
+        assert!(nodes.silent_for(&volume).is_none());
+        volume.spec.content_source = Some(ContentSource {
+            kind: SourceKind::Snapshot,
+            name: "snap-1".to_owned(),
+            image: "uid-of-snap-1".to_owned(),
+            node_name: Some("source".to_owned()),
+            snapshot_name: None,
+        });
+        let error = nodes.silent_for(&volume).unwrap().to_string();
+        let expected = "the source of volume pvc-1 has to wait until its node is back: the agent on source has";
+        assert!(error.starts_with(expected), "{error}");
+        volume.status.as_mut().unwrap().reserved = None;
+        assert!(nodes.silent_for(&volume).is_none(), "not admitted");
     }
 
     #[test]

@@ -4,17 +4,16 @@
 //! delete ─▶ spec.incrementalBase ─▶ compared with the next snapshot ─▶ revoked ─▶ removed as any other snapshot
 //! ```
 //!
-//! A base is revoked once it is of no use, or in the way: its volume is gone or on another node, a later base of the volume is
-//! kept, it is old, its pool leaves the node, or its pool has little room left.
+//! A base is revoked once it is of no use, or in the way: its volume is gone or on another node, a later base of the
+//! volume is kept, it is old, its pool leaves the node, or its pool has little room left.
 //!
-//! *Invariant:* a volume has one base, apart from those that are being removed. Users can neither list nor restore it, and only a
-//! class with the parameter `keepBaseForIncrementals` makes one.
+//! *Invariant:* a volume has one base, apart from those that are being removed. Users can neither list nor restore it,
+//! and only a class with the parameter `keepBaseForIncrementals` makes one.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -23,31 +22,23 @@ use cistern_crds::{
     Bytes, HasImage as _, IncrementalBase, NodePoolStatus, PoolSnapshot, PoolVolume, StorageNode,
 };
 use futures::{StreamExt as _, stream};
-use kube::{
-    Api, ResourceExt as _,
-    api::ListParams,
-    core::{DeserializeGuard, ObjectList},
-};
+use kube::ResourceExt as _;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
 
 use super::{Error, Snapshots};
-use crate::objects::{ManagedObject as _, failed};
+use crate::objects::{
+    ManagedObject as _,
+    sweep::{AT_ONCE, next_sweep},
+};
 
 /// How long a base is kept at most.
 const KEPT_FOR: TimeDelta = TimeDelta::days(31);
 /// Part of a pool's usable space that bases leave free: a tenth.
 const FREE: u64 = 10;
-/// How often bases are looked at.
-const LOOK: Duration = Duration::from_mins(1);
-/// How long one removal may take. A node that does not answer is asked again later.
-const REMOVAL: Duration = Duration::from_mins(1);
-/// How many bases are removed at the same time, so that a silent node does not delay all of them.
-const AT_ONCE: usize = 8;
 
 impl Snapshots {
-    /// Keeps a snapshot that a user deletes as a base, if its class says so and it can be compared with. Returns whether it is
-    /// kept: one that is not is to be removed. Fails if a request to the API server fails.
+    /// Keeps a snapshot that a user deletes as a base, if its class says so and it can be compared with. Returns
+    /// whether it is kept: one that is not is to be removed. Fails if a request to the API server fails.
     pub(super) async fn keep_as_base(&self, snapshot: PoolSnapshot) -> Result<bool, Error> {
         let name = snapshot.name_any();
         let mut current = Some(snapshot);
@@ -78,20 +69,12 @@ impl Snapshots {
             if let Err(error) = self.revoke().await {
                 tracing::warn!(error = %Chain(&error), "cannot list or check the backup bases");
             }
-            tokio::select! {
-                () = self.kept.notified() => {}
-                () = sleep(LOOK) => {}
-            }
+            next_sweep(&self.kept).await;
         }
     }
 
     async fn revoke(&self) -> Result<(), Error> {
-        let api = Api::<DeserializeGuard<PoolSnapshot>>::all(self.objects.client());
-        let kept = ListParams::default().fields("spec.incrementalBase=Kept");
-        let kept = api.list(&kept).await;
-        let kept: ObjectList<_> = kept.map_err(failed(|| "list PoolSnapshots".to_owned()))?;
-        let mut bases: Vec<PoolSnapshot> =
-            kept.items.into_iter().filter_map(|it| it.0.ok()).collect();
+        let mut bases = self.objects.select("spec.incrementalBase=Kept").await?;
         bases.sort_by_key(|base| Reverse(taken(base)));
         let (mut volumes, mut pools) = (BTreeSet::new(), BTreeSet::new());
         let mut revoked = BTreeMap::new();
@@ -114,7 +97,7 @@ impl Snapshots {
         }
         stream::iter(revoked)
             .for_each_concurrent(AT_ONCE, async |(name, why)| {
-                match self.remove_base(&name).await {
+                match self.objects.sweep(&name).await {
                     Ok(()) => tracing::info!(snapshot = name, why, "removed the backup base"),
                     Err(error) => {
                         tracing::info!(snapshot = name, error = %Chain(&error), "cannot remove the backup base yet");
@@ -123,12 +106,6 @@ impl Snapshots {
             })
             .await;
         Ok(())
-    }
-
-    async fn remove_base(&self, name: &str) -> Result<(), Error> {
-        let deadline = Instant::now() + REMOVAL;
-        let removing = async |operation: &mut _| Ok(self.objects.remove(operation).await?);
-        self.objects.run_exclusive(name, deadline, removing).await
     }
 }
 

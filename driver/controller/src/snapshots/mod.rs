@@ -84,8 +84,8 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Creates the snapshots of a cluster, and the future of their watch and of the removal of bases. Poll the future as long
-    /// as the process serves. `readiness` waits for the first list.
+    /// Creates the snapshots of a cluster, and the future of their watch and of the removal of bases. Poll the future
+    /// as long as the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolSnapshot>,
         volumes: Objects<PoolVolume>,
@@ -131,8 +131,8 @@ impl Snapshots {
         })
     }
 
-    /// Destroys the snapshot's data and removes its object, unless its class keeps it as a base. Succeeds if the snapshot does not exist
-    /// (DS-03), and finishes an interrupted removal.
+    /// Destroys the snapshot's data and removes its object, unless its class keeps it as a base. Succeeds if the
+    /// snapshot does not exist (DS-03), and finishes an interrupted removal.
     ///
     /// Fails if the snapshot belongs to a group, if it is in use, if its agent is silent, or if a
     /// request to the API server fails. Also fails at the deadline: the state stays as it is, and a

@@ -238,8 +238,8 @@ fn no_room(wanted: &NewVolume, why: String) -> placement::Error {
 
 /// The error that makes the scheduler choose again, because the first preferred node cannot take the volume.
 ///
-/// A copy may have no room there although the published capacity shows room. Then the scheduler would choose that node again,
-/// without an end, so the error is one with a back-off.
+/// A copy may have no room there although the published capacity shows room. Then the scheduler would choose that node
+/// again, without an end, so the error is one with a back-off.
 fn choose_again(
     wanted: &NewVolume,
     nodes: &[Arc<StorageNode>],

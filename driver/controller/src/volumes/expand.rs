@@ -10,11 +10,14 @@
 
 use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use kube::ResourceExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Error, SizeRange, Volumes};
-use crate::objects::{in_flight::Operation, not_found};
+use super::{
+    Error, SizeRange, Volumes,
+    change::{Change, Step},
+};
+use crate::objects::nodes::Nodes;
 
 impl Volumes {
     /// Ensures that a volume has a size in the range, and returns it (CEV-08, CEV-13).
@@ -28,101 +31,60 @@ impl Volumes {
         range: SizeRange,
         deadline: Instant,
     ) -> Result<Bytes, Error> {
-        let id = volume.name_any();
-        let growing = async |operation: &mut _| self.grow(volume, range, operation).await;
-        self.objects.run_exclusive(&id, deadline, growing).await
+        self.change(volume, &range, deadline).await
+    }
+}
+
+impl Change for SizeRange {
+    type Desired = Bytes;
+    type Made = Bytes;
+
+    const FIELD: &'static str = "size";
+    const ASK: &'static str = "the API server to take the larger size";
+    const RESTORE: &'static str = "the API server to take back a size that was refused";
+    const MAKE: &'static str = "make it larger";
+
+    fn next(&self, volume: &PoolVolume) -> Result<Step<Bytes, Bytes>, Error> {
+        Ok(match progress(volume, *self) {
+            ExpansionProgress::Done(size) => Step::Done(size),
+            ExpansionProgress::Leaving => Step::Leaving,
+            ExpansionProgress::TooLarge(size) => {
+                let limit = self.limit.unwrap_or_default();
+                let why = format!("its size {size} exceeds the requested limit {limit}");
+                return Err(impossible(volume, why));
+            }
+            ExpansionProgress::Ask => Step::Ask(self.chosen),
+            ExpansionProgress::Refused {
+                desired,
+                promised,
+                why,
+            } => Step::Restore {
+                to: promised,
+                refusal: (desired == self.chosen).then(|| impossible(volume, why)),
+            },
+            ExpansionProgress::Waits(message) => Step::Wait(message),
+        })
     }
 
-    async fn grow(
-        &self,
-        mut volume: PoolVolume,
-        range: SizeRange,
-        operation: &mut Operation<PoolVolume>,
-    ) -> Result<Bytes, Error> {
-        // What the agent wrote before this operation began is not delivered to it.
-        volume = self.read_again(&volume).await?;
-        // A refusal from before this call may be stale: ask once more.
-        let (mut asked, mut refusal) = (false, None);
-        loop {
-            let next = match progress(&volume, range) {
-                ExpansionProgress::Done(size) => return Ok(size),
-                ExpansionProgress::Leaving => {
-                    return Err(not_found::<PoolVolume>(operation.name()).into());
-                }
-                ExpansionProgress::TooLarge(size) => {
-                    let limit = range.limit.unwrap_or_default();
-                    return Err(impossible(
-                        &volume,
-                        format!("its size {size} exceeds the requested limit {limit}"),
-                    ));
-                }
-                ExpansionProgress::Ask => {
-                    if let Some(why) = refusal.take() {
-                        return Err(impossible(&volume, why));
-                    }
-                    // It would not shrink again.
-                    let rounded = self.objects.nodes().size_of_volume(&volume, range.chosen);
-                    if let Some(limit) = range.limit.filter(|limit| rounded > *limit) {
-                        let why = format!(
-                            "its pool would round it up to {rounded}, above the limit {limit}"
-                        );
-                        return Err(impossible(&volume, why));
-                    }
-                    asked = true;
-                    operation.note("the API server to take the larger size");
-                    self.set_size(&volume, range.chosen).await?
-                }
-                ExpansionProgress::Refused {
-                    desired,
-                    promised,
-                    why,
-                } => {
-                    refusal = (asked && desired == range.chosen).then_some(why);
-                    operation.note("the API server to take back a size that was refused");
-                    self.set_size(&volume, promised).await?
-                }
-                ExpansionProgress::Waits(said) => {
-                    asked = true;
-                    operation.note(self.waiting_for_node(&volume, "make it larger", &said));
-                    match self.objects.change(&volume, operation).await? {
-                        Some(changed) => Some(changed),
-                        None => self.objects.find_again(&volume).await?,
-                    }
-                }
-            };
-            volume = next.ok_or_else(|| not_found::<PoolVolume>(operation.name()))?;
+    /// Fails if the pool would round the size up above the limit: the volume would not shrink again.
+    fn check(&self, nodes: &Nodes, volume: &PoolVolume, to: Bytes) -> Result<(), Error> {
+        let rounded = nodes.size_of_volume(volume, to);
+        match self.limit {
+            Some(limit) if rounded > limit => {
+                let why =
+                    format!("its pool would round it up to {rounded}, above the limit {limit}");
+                Err(impossible(volume, why))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
-    /// Changes spec.size and returns the object, also after a conflicting write.
-    async fn set_size(
-        &self,
-        volume: &PoolVolume,
-        size: Bytes,
-    ) -> Result<Option<PoolVolume>, Error> {
-        let (name, from) = (volume.name_any(), volume.spec.size);
-        tracing::info!(volume = name, %from, to = %size, "changing spec.size of the volume");
-        let change = json!({"spec": {"size": size}});
-        let changed = self.objects.patch("change the size of", volume, change);
-        Ok(changed.await?)
+    fn current(volume: &PoolVolume) -> Bytes {
+        volume.spec.size
     }
 
-    /// What a change of a volume waits for.
-    pub(super) fn waiting_for_node(
-        &self,
-        volume: &PoolVolume,
-        change: &str,
-        message: &str,
-    ) -> String {
-        let node = &volume.spec.node_name;
-        match self
-            .objects
-            .nodes()
-            .unavailable(node, &volume.spec.pool_name)
-        {
-            Some(unavailable) => format!("node {node} to {change}: {unavailable}"),
-            None => format!("node {node} to {change}: {message}"),
-        }
+    fn patch(to: Bytes) -> Value {
+        json!({"spec": {"size": to}})
     }
 }
 

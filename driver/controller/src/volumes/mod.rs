@@ -11,6 +11,7 @@
 //! on. After a crash or a cancelled call, a repeat of the same call resumes at any point.
 
 mod capacity;
+mod change;
 mod delete;
 mod ensure;
 mod expand;

@@ -13,11 +13,14 @@ use cistern_crds::{
     AttributeChanges, ConditionType, Explanation, PoolVolume, VolumeAttributes, condition,
 };
 use kube::ResourceExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Error, Volumes};
-use crate::objects::{in_flight::Operation, not_found};
+use super::{
+    Error, Volumes,
+    change::{Change, Step},
+};
+use crate::objects::nodes::Nodes;
 
 impl Volumes {
     /// Ensures that the changes to a volume's attributes are in force (CMV-07).
@@ -31,88 +34,56 @@ impl Volumes {
         changes: &AttributeChanges,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let id = volume.name_any();
-        let modifying =
-            async |operation: &mut _| self.apply_changes(volume, changes, operation).await;
-        self.objects.run_exclusive(&id, deadline, modifying).await
+        self.change(volume, changes, deadline).await
+    }
+}
+
+impl Change for AttributeChanges {
+    type Desired = VolumeAttributes;
+    type Made = ();
+
+    const FIELD: &'static str = "attributes";
+    const ASK: &'static str = "the API server to take the new attributes";
+    const RESTORE: &'static str = "the API server to take back attributes that were refused";
+    const MAKE: &'static str = "change it";
+
+    fn next(&self, volume: &PoolVolume) -> Result<Step<VolumeAttributes, ()>, Error> {
+        Ok(match progress(volume, self) {
+            ModificationProgress::Done => Step::Done(()),
+            ModificationProgress::Leaving => Step::Leaving,
+            ModificationProgress::Ask(attributes) => Step::Ask(attributes),
+            ModificationProgress::Refused { admitted, why } => {
+                let desired = self.apply(admitted);
+                let is_ours = desired == volume.spec.attributes;
+                Step::Restore {
+                    to: admitted,
+                    refusal: is_ours.then(|| impossible(volume, desired, why)),
+                }
+            }
+            ModificationProgress::Waits(message) => Step::Wait(message),
+        })
     }
 
-    async fn apply_changes(
-        &self,
-        mut volume: PoolVolume,
-        changes: &AttributeChanges,
-        operation: &mut Operation<PoolVolume>,
-    ) -> Result<(), Error> {
-        // What the agent wrote before this operation began is not delivered to it.
-        volume = self.read_again(&volume).await?;
-        // A refusal from before this call may be stale: ask once more.
-        let (mut asked, mut refusal) = (false, None);
-        loop {
-            let next = match progress(&volume, changes) {
-                ModificationProgress::Done => return Ok(()),
-                ModificationProgress::Leaving => {
-                    return Err(not_found::<PoolVolume>(operation.name()).into());
-                }
-                ModificationProgress::Ask(attributes) => {
-                    if let Some(why) = refusal.take() {
-                        let volume = volume.name_any();
-                        return Err(Error::AttributesNotPossible {
-                            volume,
-                            attributes: Box::new(attributes),
-                            why,
-                        });
-                    }
-                    self.is_held(&volume, attributes)?;
-                    asked = true;
-                    operation.note("the API server to take the new attributes");
-                    self.set_attributes(&volume, attributes).await?
-                }
-                ModificationProgress::Refused { admitted, why } => {
-                    let is_ours = changes.apply(admitted) == volume.spec.attributes;
-                    refusal = (asked && is_ours).then_some(why);
-                    operation.note("the API server to take back attributes that were refused");
-                    self.set_attributes(&volume, admitted).await?
-                }
-                ModificationProgress::Waits(message) => {
-                    asked = true;
-                    operation.note(self.waiting_for_node(&volume, "change it", &message));
-                    match self.objects.change(&volume, operation).await? {
-                        Some(newer) => Some(newer),
-                        None => self.objects.find_again(&volume).await?,
-                    }
-                }
-            };
-            volume = next.ok_or_else(|| not_found::<PoolVolume>(operation.name()))?;
-        }
-    }
-
-    /// Fails if the pool of the volume never holds volumes with these attributes.
-    fn is_held(&self, volume: &PoolVolume, attributes: VolumeAttributes) -> Result<(), Error> {
+    fn check(&self, nodes: &Nodes, volume: &PoolVolume, to: VolumeAttributes) -> Result<(), Error> {
         let spec = &volume.spec;
-        let nodes = self.objects.nodes();
-        let kind = attributes.provisioning;
-        nodes
-            .holds(&spec.node_name, &spec.pool_name, kind)
-            .map_err(|why| Error::AttributesNotPossible {
-                volume: volume.name_any(),
-                attributes: Box::new(attributes),
-                why,
-            })
+        let held = nodes.holds(&spec.node_name, &spec.pool_name, to.provisioning);
+        held.map_err(|why| impossible(volume, to, why))
     }
 
-    /// Changes spec.attributes and returns the object, also after a conflicting write.
-    async fn set_attributes(
-        &self,
-        volume: &PoolVolume,
-        attributes: VolumeAttributes,
-    ) -> Result<Option<PoolVolume>, Error> {
-        let (name, from) = (volume.name_any(), volume.spec.attributes);
-        tracing::info!(volume = name, %from, to = %attributes, "changing spec.attributes of the volume");
-        let change = json!({"spec": {"attributes": attributes.merge_patch()}});
-        let changed = self
-            .objects
-            .patch("change the attributes of", volume, change);
-        Ok(changed.await?)
+    fn current(volume: &PoolVolume) -> VolumeAttributes {
+        volume.spec.attributes
+    }
+
+    fn patch(to: VolumeAttributes) -> Value {
+        json!({"spec": {"attributes": to.merge_patch()}})
+    }
+}
+
+fn impossible(volume: &PoolVolume, attributes: VolumeAttributes, why: Explanation) -> Error {
+    Error::AttributesNotPossible {
+        volume: volume.name_any(),
+        attributes: Box::new(attributes),
+        why,
     }
 }
 

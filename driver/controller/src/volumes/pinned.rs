@@ -7,10 +7,10 @@
 //!               collect ─▶ the snapshot that no volume waits for is removed
 //! ```
 //!
-//! *Invariant:* only snapshots with `spec.copiedFor` are removed, and none that a volume waits for or that is of a move. Users can
-//! neither list, restore nor delete them.
+//! *Invariant:* only snapshots with `spec.copiedFor` are removed, and none that a volume waits for or that is of a
+//! move. Users can neither list, restore nor delete them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
@@ -19,29 +19,18 @@ use cistern_crds::{
     time,
 };
 use futures::{FutureExt as _, StreamExt as _, stream};
-use kube::{
-    Api, ResourceExt as _,
-    api::ListParams,
-    core::{DeserializeGuard, ObjectList},
-};
-use tokio::time::{Instant, sleep};
+use kube::ResourceExt as _;
 
 use super::{Error, Volumes, source, source::Source};
 use crate::objects::{
     ensure::{Attempt, Request, attempt},
-    failed,
     follow::Refusal,
     listed_snapshot::ListedSnapshot,
+    sweep::{AT_ONCE, next_sweep},
 };
 
 /// How long a snapshot is kept whose volume does not exist: the request that took it may be repeated.
 const GRACE: TimeDelta = TimeDelta::minutes(15);
-/// How often snapshots are looked for that no volume waits for.
-const COLLECT: Duration = Duration::from_mins(1);
-/// How long one removal may take. A node that does not answer is asked again later.
-const REMOVAL: Duration = Duration::from_mins(1);
-/// How many snapshots are removed at the same time, so that a silent node does not delay all of them.
-const AT_ONCE: usize = 8;
 
 /// A request for the snapshot of a volume that is copied to another node.
 struct Pin<'a> {
@@ -120,23 +109,15 @@ impl Volumes {
             if let Err(error) = self.collect().await {
                 tracing::warn!(error = %Chain(&error), "cannot list the snapshots of copies");
             }
-            tokio::select! {
-                () = self.unpinned.notified() => {}
-                () = sleep(COLLECT) => {}
-            }
+            next_sweep(&self.unpinned).await;
         }
     }
 
     async fn collect(&self) -> Result<(), Error> {
-        let api = Api::<DeserializeGuard<PoolSnapshot>>::all(self.snapshots.client());
-        let pinned = api
-            .list(&ListParams::default().fields("spec.copiedFor!="))
-            .await;
-        let pinned: ObjectList<_> = pinned.map_err(failed(|| "list PoolSnapshots".to_owned()))?;
-        let readable = pinned.items.into_iter().filter_map(|it| it.0.ok());
+        let mut pinned = self.snapshots.select("spec.copiedFor!=").await?;
         // The operator takes and removes those of volumes that move.
-        let readable = readable.filter(|snapshot| !snapshot.spec.is_of_move());
-        stream::iter(readable)
+        pinned.retain(|snapshot| !snapshot.spec.is_of_move());
+        stream::iter(pinned)
             .for_each_concurrent(AT_ONCE, async |snapshot| {
                 if let Err(error) = self.remove_unneeded(&snapshot).await {
                     let snapshot = snapshot.name_any();
@@ -156,11 +137,8 @@ impl Volumes {
         if is_needed(snapshot, volume.as_ref(), Utc::now()) {
             return Ok(());
         }
-        let (name, deadline) = (snapshot.name_any(), Instant::now() + REMOVAL);
-        let removing = async |operation: &mut _| self.snapshots.remove(operation).await;
-        self.snapshots
-            .run_exclusive(&name, deadline, removing)
-            .await?;
+        let name = snapshot.name_any();
+        self.snapshots.sweep(&name).await?;
         tracing::info!(
             snapshot = name,
             volume = copied_for,

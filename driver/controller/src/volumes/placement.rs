@@ -112,7 +112,8 @@ pub(super) fn choose(
     })
 }
 
-/// Whether the scheduler chooses a node for a claim again after it was refused a copy there: the published capacity shows room.
+/// Whether the scheduler chooses a node for a claim again after it was refused a copy there: the published capacity
+/// shows room.
 ///
 /// That is the capacity of all pools of the class for an empty volume of the requested size. A copy may need more: a certain
 /// pool, a pool that has copies, or the size of its source.
@@ -249,6 +250,13 @@ fn why_not(wanted: &NewVolume, on_node: &[&Candidate<'_>], refusals: &[Refusal])
     each.join(", ")
 }
 
+/// Why a pool never takes the volume, however much room it has; None if it may.
+fn never(candidate: &Candidate<'_>, refusals: &[Refusal]) -> Option<String> {
+    let why = refused(candidate, refusals).map(|refusal| &refusal.why);
+    let why = why.or_else(|| candidate.status.as_ref().err())?;
+    (why.reason == Reason::NotInVolumeGroup).then(|| why.message.clone())
+}
+
 /// The error if no node fits. The volume is too large only if every pool of every node reports so: a
 /// node that is silent or not ready may be able to hold more.
 fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal]) -> Error {
@@ -258,18 +266,13 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
         .iter()
         .filter(|candidate| carries(candidate))
         .collect();
-    let never = |candidate: &&Candidate<'_>| {
-        let why = refused(candidate, refusals).map(|refusal| &refusal.why);
-        let why = why.or_else(|| candidate.status.as_ref().err())?;
-        (why.reason == Reason::NotInVolumeGroup).then(|| why.message.clone())
-    };
     let able: Vec<&Candidate<'_>> = carriers
         .iter()
         .copied()
-        .filter(|it| never(it).is_none())
+        .filter(|it| never(it, refusals).is_none())
         .collect();
     if able.is_empty()
-        && let Some(why) = carriers.iter().find_map(never)
+        && let Some(why) = carriers.iter().find_map(|it| never(it, refusals))
     {
         return Error::NotInVolumeGroup { why };
     }

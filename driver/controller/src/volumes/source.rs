@@ -285,7 +285,8 @@ impl Source {
         }
         match (self.access_type, wanted.access_type, self.reference.kind) {
             (AccessType::Filesystem, AccessType::Block, SourceKind::Volume) => {
-                let why = "it has a filesystem, and a block device is asked for: take a snapshot, which can be restored to one";
+                let why = "it has a filesystem, and a block device is asked for: take a snapshot, which can be \
+                           restored to one";
                 return Some(why.to_owned());
             }
             (AccessType::Block, AccessType::Filesystem, _) => {

@@ -204,8 +204,8 @@ impl Admission {
             .locked(|pending| self.observe_with(pending))
     }
 
-    /// As [`Self::observe`]. The pending reservations are locked before the objects are read: one that is made later, for a later
-    /// object, would be dropped.
+    /// As [`Self::observe`]. The pending reservations are locked before the objects are read: one that is made later,
+    /// for a later object, would be dropped.
     fn observe_with(&self, pending: &mut Pending) -> HashMap<String, AssignedObjects> {
         let all = self.desired.by_pool();
         drop_observed(pending, &all);

@@ -1,5 +1,5 @@
-//! Allocations of volumes that become thick, which take hours if an image has very many holes, and of logical volumes, which are
-//! written with zeros.
+//! Allocations of volumes that become thick, which take hours if an image has very many holes, and of logical volumes,
+//! which are written with zeros.
 //!
 //! *Invariants:* a volume has one allocation at a time, and the agent takes no other step for it until that has ended. An
 //! allocation does not hold the volume's lock: pods can use the volume meanwhile. The progress is in memory: an interrupted
@@ -69,8 +69,8 @@ impl Allocations {
     }
 }
 
-/// The condition for a progress: `AttributesApplied` of a volume that becomes thick, `Ready` of one that is made, and `Expanded` of
-/// one that grows. None for a volume of which no work is expected that takes long.
+/// The condition for a progress: `AttributesApplied` of a volume that becomes thick, `Ready` of one that is made, and
+/// `Expanded` of one that grows. None for a volume of which no work is expected that takes long.
 pub fn finding(volume: &PoolVolume, progress: Progress) -> Option<ConditionUpdate> {
     let status = volume.status.as_ref()?;
     let update = |kind, reason, message| Some(ConditionUpdate::new(kind, false, reason, message));

@@ -101,10 +101,8 @@ impl IoEnforcement {
         consistency: Consistency,
         clock: fn() -> DateTime<Utc>,
     ) -> Result<(), snapshot::Error> {
-        self.lift(root, volumes);
-        let taken = root.take_snapshots(members, consistency, clock);
-        self.apply(root, volumes);
-        taken.map(drop)
+        let take = || root.take_snapshots(members, consistency, clock);
+        self.without_limits(root, volumes, take).map(drop)
     }
 
     /// Takes the part of a group ([`Root::take_part`]) in the same way. Blocks.
@@ -116,10 +114,8 @@ impl IoEnforcement {
         consistency: Consistency,
         barrier: &mut dyn Barrier,
     ) -> Result<(), snapshot::Error> {
-        self.lift(root, volumes);
-        let taken = root.take_part(members, consistency, barrier);
-        self.apply(root, volumes);
-        taken.map(drop)
+        let take = || root.take_part(members, consistency, barrier);
+        self.without_limits(root, volumes, take).map(drop)
     }
 
     /// Unmounts a volume from its staging path ([`Root::unstage`]) without its limits, because what
@@ -137,6 +133,19 @@ impl IoEnforcement {
             self.apply(root, volume);
         }
         unstaged
+    }
+
+    /// Does work without the limits of volumes that stay attached, and sets the limits again.
+    fn without_limits<T>(
+        &self,
+        root: &Root,
+        volumes: &[LimitedVolume],
+        work: impl FnOnce() -> T,
+    ) -> T {
+        self.lift(root, volumes);
+        let done = work();
+        self.apply(root, volumes);
+        done
     }
 
     /// Removes the limits of volumes, also those that they should not have any more. A failure only makes the work that

@@ -54,9 +54,9 @@ pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
 
 /// Whether a refusal is permanent, regardless of what is on the disk.
 ///
-/// A refusal because of a move ends with the move. A refusal by an agent that could not read the pool is not
-/// permanent, either: an object restored from a backup has its image there. The controller does not wait for that. It withdraws the object that
-/// it has just created and tries another node.
+/// A refusal because of a move ends with the move. A refusal by an agent that could not read the pool is not permanent,
+/// either: an object restored from a backup has its image there. The controller does not wait for that. It withdraws
+/// the object that it has just created and tries another node.
 fn is_final(reason: Reason) -> bool {
     use Reason::{Moving, PoolNotReady, PoolUnknown, ProvisioningFailed};
 
@@ -119,8 +119,8 @@ pub fn is_on_image(step: VolumeStep) -> bool {
     }
 }
 
-/// Whether a step on a volume that exists can take hours: its space is allocated, or its new part is written with zeros. `is_logical`
-/// is whether it is a logical volume.
+/// Whether a step on a volume that exists can take hours: its space is allocated, or its new part is written with
+/// zeros. `is_logical` is whether it is a logical volume.
 pub fn is_allocation(step: VolumeStep, volume: &PoolVolume, is_logical: bool) -> bool {
     match step {
         VolumeStep::Keep => {

@@ -171,8 +171,9 @@ async fn reconcile_pool(
     is_reconciled
 }
 
-/// Enqueues the objects of a pool that has become usable or unusable, or whose limits of I/O have changed. They are read after
-/// that: an object that arrived while the pool was being opened was refused, and nothing else would reconcile it again.
+/// Enqueues the objects of a pool that has become usable or unusable, or whose limits of I/O have changed. They are
+/// read after that: an object that arrived while the pool was being opened was refused, and nothing else would
+/// reconcile it again.
 fn enqueue_all(agent: &Agent, pool: &str) {
     let assigned = agent.desired.assigned_to(pool);
     for object in &assigned.volumes {

@@ -157,8 +157,8 @@ impl Pools {
         self.limiter.made(name).await
     }
 
-    /// Waits for a permit for work of hours on an existing volume of the pool of this name, which needs one of [`Self::permit`] as
-    /// well.
+    /// Waits for a permit for work of hours on an existing volume of the pool of this name, which needs one of
+    /// [`Self::permit`] as well.
     pub async fn permit_to_allocate(&self, name: &str) -> Option<Permit> {
         self.limiter.allocation(name).await
     }

@@ -7,6 +7,7 @@
 //! Each reconcile starts from the observed state, so it does not matter where the last one stopped.
 //! The agent writes the status even when a step failed, so that users see the reason.
 
+pub mod progress;
 mod reclaim;
 
 use std::{

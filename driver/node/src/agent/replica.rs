@@ -2,22 +2,24 @@
 //! away from.
 //!
 //! ```text
-//! Incoming: reserve, and more when the volume grows ─▶ receive what an ImageTransfer permits: snapshots, in passes, and the closed volume ─▶ complete
+//! Incoming: reserve, and more when the volume grows
+//!   ─▶ receive what an ImageTransfer permits: snapshots, in passes, and the closed volume ─▶ complete
 //! Retained: reserve ─▶ close the image, if the volume was promoted elsewhere without that
 //! deletion requested ─▶ ask the API server whether the volume needs the image ─▶ remove it
 //! ```
 //!
 //! The copy becomes the volume's own when the volume names this node (`volume/moving.rs`).
 //!
-//! *Invariants:* a copy that was complete is never begun again. The status names no snapshot whose copy the pool has lost. An image
-//! is removed only for `spec.deletionRequested`, and only while the volume does not need it, by the API server and not by the watch.
+//! *Invariants:* a copy that was complete is never begun again. The status names no snapshot whose copy the pool has
+//! lost. An image is removed only for `spec.deletionRequested`, and only while the volume does not need it, by the API
+//! server and not by the watch.
 
 mod point;
 mod remove;
 mod retain;
 pub mod status;
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
@@ -27,7 +29,6 @@ use cistern_crds::{
 };
 use cistern_host::{Owner, Uid};
 use kube::runtime::{controller::Action, reflector::ObjectRef};
-use tokio::time::sleep;
 
 use self::status::{Own, ReplicaOutcome};
 use super::{
@@ -35,7 +36,7 @@ use super::{
     desired::readable,
     kind::Kind as _,
     plan::{ObjectPhase, phase},
-    reconcile::{LOCKED, ReconciledImage, Reconciliation},
+    reconcile::{LOCKED, ReconciledImage, Reconciliation, progress::ReportedProgress},
     work::{Error, Reconcile, Work},
 };
 use crate::{
@@ -44,8 +45,6 @@ use crate::{
     image::{Difference, Image, ImageObject},
 };
 
-/// Interval at which the progress of a copy is reported.
-const INTERVAL: Duration = Duration::from_secs(1);
 /// How often a complete copy is looked for.
 const PERIOD: Duration = Duration::from_mins(10);
 
@@ -105,6 +104,30 @@ impl ReconciledImage for PoolReplica {
     }
 }
 
+impl ReportedProgress for PoolReplica {
+    /// Writes how far the copy is.
+    async fn report(reconciliation: &Reconciliation<'_, Self>, object: Self) -> Option<Self> {
+        let agent = reconciliation.agent;
+        let conditions = object.status.as_ref().map_or(&[][..], |it| &it.conditions);
+        let volume = &object.spec.volume_name;
+        let copies = &agent.transfers.copies;
+        let Some(progress) = copies.unreported_progress(volume, conditions) else {
+            return Some(object);
+        };
+        let reporting = Reconciliation::of(agent, &object);
+        let copying = ReplicaOutcome::Own(Own::Copying(progress));
+        let written = reporting.write(&copying).await;
+        match written {
+            Ok(written) => written,
+            Err(error) => {
+                let (replica, error) = (&reconciliation.name, Chain(&error));
+                tracing::warn!(replica, %error, "cannot report the progress");
+                Some(object)
+            }
+        }
+    }
+}
+
 impl Reconciliation<'_, PoolReplica> {
     /// Reserves the bytes of the image, or refuses it.
     async fn admit(&self) -> Result<Action, Error> {
@@ -155,7 +178,8 @@ impl Reconciliation<'_, PoolReplica> {
         }
         let target = (Arc::clone(&usable.pool), guard);
         let receiving = transfers::receive(self.agent, &wanted, target);
-        let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
+        let receiving = self.report_while(Box::pin(receiving), Self::is_to_be_removed);
+        let Some((received, object)) = receiving.await else {
             return Ok(Action::requeue(LOCKED));
         };
         let reported = Reconciliation::of(self.agent, &object);
@@ -200,38 +224,8 @@ impl Reconciliation<'_, PoolReplica> {
         Ok(Action::requeue(transfers::RETRY))
     }
 
-    /// Waits for a copy and reports its progress. Returns the object as it was last written; None if another client
-    /// has changed it, or its removal is requested: the next reconcile goes on, and the copy ends.
-    async fn report_while<T>(&self, work: impl Future<Output = T>) -> Option<(T, PoolReplica)> {
-        let (mut work, mut object) = (pin!(work), self.object.clone());
-        loop {
-            tokio::select! {
-                done = &mut work => return Some((done, object)),
-                () = sleep(INTERVAL) => {}
-            }
-            // A source that hangs sends nothing, so that nothing is written which could show it.
-            if self.is_to_be_removed() {
-                return None;
-            }
-            let copies = &self.agent.transfers.copies;
-            let volume = &object.spec.volume_name;
-            let conditions = object.status.as_ref().map_or(&[][..], |it| &it.conditions);
-            let Some(progress) = copies.unreported_progress(volume, conditions) else {
-                continue;
-            };
-            let reporting = Reconciliation::of(self.agent, &object);
-            let copying = ReplicaOutcome::Own(Own::Copying(progress));
-            match reporting.write(&copying).await {
-                Ok(written) => object = written?,
-                Err(error) => {
-                    let (replica, error) = (&self.name, Chain(&error));
-                    tracing::warn!(replica, %error, "cannot report the progress");
-                }
-            }
-        }
-    }
-
-    /// Whether the removal of the image is requested by now, or the object is gone.
+    /// Whether the removal of the image is requested by now, or the object is gone: the copy ends. A source that hangs
+    /// sends nothing, so that nothing is written which could show it.
     fn is_to_be_removed(&self) -> bool {
         let shown = self.agent.desired.replicas.get(&ObjectRef::new(&self.name));
         let is_requested = |replica: &PoolReplica| replica.spec.deletion_requested;

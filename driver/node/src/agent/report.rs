@@ -86,32 +86,9 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
     // spec.
     let answers = reconciled.uid == observed.node;
     let observed_generation = reconciled.generation.filter(|_| answers);
-    let pools = pool_statuses(agent, &node.spec.pools, &known.pools, observed_generation);
-    let (drift, unlisted_drift) = match agent.drift.findings() {
-        Some(findings) => listed(findings),
-        None => (known.drift.clone(), known.unlisted_drift),
-    };
-    let (disks, unlisted_disks) = match agent.disks.known() {
-        // Shortening counts what has no room.
-        Some(disks) => (disks, 0),
-        None => (known.disks.clone(), known.unlisted_disks),
-    };
-    let mut status = StorageNodeStatus {
-        observed_generation,
-        pools_summary: summary(&pools),
-        pools,
-        drift,
-        unlisted_drift,
-        disks,
-        unlisted_disks,
-        transfer_key: Some(agent.transfers.keys.public().to_string()),
-        encryption: Some(NodeEncryption {
-            unavailable: encryption::availability().err().map(|why| why.to_string()),
-        }),
-        udev_rule: udev_rule(),
-        // They count towards the size of the object.
-        conditions,
-    };
+    let mut status = present(agent, &node.spec.pools, known, observed_generation);
+    // They count towards the size of the object.
+    status.conditions = conditions;
     status.shorten();
     status.conditions.clear();
     let report = Written {
@@ -138,6 +115,40 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
     }
     *agent.report.written.lock() = Some(report);
     Ok(())
+}
+
+/// The present status without conditions. What the agent does not know yet is as it was known before.
+fn present(
+    agent: &Agent,
+    pools: &[NodePool],
+    known: &StorageNodeStatus,
+    observed_generation: Option<i64>,
+) -> StorageNodeStatus {
+    let pools = pool_statuses(agent, pools, &known.pools, observed_generation);
+    let (drift, unlisted_drift) = match agent.drift.findings() {
+        Some(findings) => listed(findings),
+        None => (known.drift.clone(), known.unlisted_drift),
+    };
+    let (disks, unlisted_disks) = match agent.disks.known() {
+        // Shortening counts what has no room.
+        Some(disks) => (disks, 0),
+        None => (known.disks.clone(), known.unlisted_disks),
+    };
+    StorageNodeStatus {
+        observed_generation,
+        pools_summary: summary(&pools),
+        pools,
+        drift,
+        unlisted_drift,
+        disks,
+        unlisted_disks,
+        transfer_key: Some(agent.transfers.keys.public().to_string()),
+        encryption: Some(NodeEncryption {
+            unavailable: encryption::availability().err().map(|why| why.to_string()),
+        }),
+        udev_rule: udev_rule(),
+        conditions: Vec::new(),
+    }
 }
 
 /// Whether the host has the rule for udev; none if it needs none.

@@ -163,8 +163,8 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Receives the copy of a snapshot, and makes the image from it. Refuses the volume, and removes the copy, if the snapshot is
-    /// gone or the pool lacks the space.
+    /// Receives the copy of a snapshot, and makes the image from it. Refuses the volume, and removes the copy, if the
+    /// snapshot is gone or the pool lacks the space.
     async fn prepare_copied(
         &self,
         source: &ContentSource,
@@ -215,7 +215,8 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Waits for the permits of a step on the volume: that for work that can take long, if it is such, and that for the work.
+    /// Waits for the permits of a step on the volume: that for work that can take long, if it is such, and that for the
+    /// work.
     async fn permit_for(
         &self,
         step: VolumeStep,

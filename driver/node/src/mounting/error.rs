@@ -18,7 +18,8 @@ pub enum Error {
     },
     /// The work continues because it takes long or the disk does not answer.
     #[error(
-        "the work on volume {volume} has not ended after {after:?} and continues; if the disk of its pool does not answer, the conditions of the PoolVolume say so"
+        "the work on volume {volume} has not ended after {after:?} and continues; if the disk of its pool does not \
+         answer, the conditions of the PoolVolume say so"
     )]
     Unfinished {
         /// The volume id.

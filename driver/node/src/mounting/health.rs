@@ -81,7 +81,11 @@ impl Mounter {
             Err(Error::Statistics(
                 error @ (statistics::Error::Hung { .. } | statistics::Error::Failed { .. }),
             )) => {
-                tracing::warn!(volume, error = %Chain(&error), "the filesystem of the volume does not return its statistics");
+                tracing::warn!(
+                    volume,
+                    error = %Chain(&error),
+                    "the filesystem of the volume does not return its statistics"
+                );
                 let message = Chain(&error).to_string();
                 problems.push(self.inaccessible(Reason::OtherProblem, message));
                 None

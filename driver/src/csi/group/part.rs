@@ -1,7 +1,7 @@
 //! The node's side of a group of snapshots across nodes: takes its part in the steps that the controller asks for.
 //!
-//! *Invariant:* the work ends with the call. A controller that is gone, or that does not ask for the next step in time, leaves
-//! nothing frozen.
+//! *Invariant:* the work ends with the call. A controller that is gone, or that does not ask for the next step in time,
+//! leaves nothing frozen.
 
 use std::{
     fmt,

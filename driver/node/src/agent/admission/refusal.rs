@@ -33,7 +33,8 @@ pub enum Refusal {
     },
     /// An overcommitted pool cannot guarantee the blocks of a thick volume.
     #[error(
-        "the pool allows reservations of {percent} % of its usable space (overcommitPercent), so it holds thin volumes only: use a class with provisioning: thin, or a pool whose overcommitPercent is 100"
+        "the pool allows reservations of {percent} % of its usable space (overcommitPercent), so it holds thin \
+         volumes only: use a class with provisioning: thin, or a pool whose overcommitPercent is 100"
     )]
     Overcommitted {
         /// Limit of all reservations, as a percentage of the usable space.
@@ -46,7 +47,8 @@ pub enum Refusal {
     ThickOnly,
     /// The pool reserves more than it has, so that it cannot guarantee the blocks of a thick volume.
     #[error(
-        "the pool lacks {size} on this node for the volume to become thick: delete volumes or snapshots of the pool, or enlarge it"
+        "the pool lacks {size} on this node for the volume to become thick: delete volumes or snapshots of the pool, \
+         or enlarge it"
     )]
     Lacking {
         /// Bytes that the pool lacks.

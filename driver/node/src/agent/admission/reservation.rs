@@ -95,7 +95,8 @@ impl Reservation {
         }
     }
 
-    /// Whether an image beside a volume's own still waits for this reservation: its first one, or more since its volume has grown.
+    /// Whether an image beside a volume's own still waits for this reservation: its first one, or more since its volume
+    /// has grown.
     pub fn is_awaited_by_replica(&self, replica: &PoolReplica) -> bool {
         match plan::phase(replica) {
             ObjectPhase::Admit => true,

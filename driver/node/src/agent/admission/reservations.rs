@@ -56,8 +56,8 @@ impl ReservationKind {
 }
 
 impl Reservations {
-    /// Works on the pending reservations, which are locked meanwhile. A ledger is built from objects that are read within, so
-    /// that no concurrent reservation is missing in it, and none that is made later is dropped.
+    /// Works on the pending reservations, which are locked meanwhile. A ledger is built from objects that are read
+    /// within, so that no concurrent reservation is missing in it, and none that is made later is dropped.
     pub(super) fn locked<T>(&self, work: impl FnOnce(&mut Pending) -> T) -> T {
         work(&mut self.0.lock())
     }

@@ -12,8 +12,8 @@ use crate::{
     blocking::on_host,
 };
 
-/// Begins to remove the copies of snapshots that no PoolVolume of the node is made from, in pools without a running task. A copy
-/// that is being received stays.
+/// Begins to remove the copies of snapshots that no PoolVolume of the node is made from, in pools without a running
+/// task. A copy that is being received stays.
 pub(super) fn begin(agent: &Arc<Agent>, tasks: &mut PerPool) {
     for pool_state in agent.pools.all() {
         if let Some(usable) = pool_state.open().cloned() {

@@ -147,7 +147,16 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Observation<PoolSever
             "back its volumes up and replace the disk if the number goes on rising",
         ),
     };
-    let certainty = match trouble {
+    Observation {
+        severity,
+        reason,
+        message: place.says(trouble, advice),
+        certainty: certainty(trouble),
+    }
+}
+
+fn certainty(trouble: &PoolTrouble) -> Certainty {
+    match trouble {
         // A disk may be busy for a moment, and the reconcile that this requests allocates the file
         // again.
         PoolTrouble::Hung { .. } | PoolTrouble::NotAllocated { .. } => Certainty::MayPass,
@@ -160,12 +169,6 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Observation<PoolSever
         | PoolTrouble::ShutDown
         | PoolTrouble::FilesystemErrors { .. }
         | PoolTrouble::DeviceErrors { .. } => Certainty::Certain,
-    };
-    Observation {
-        severity,
-        reason,
-        message: place.says(trouble, advice),
-        certainty,
     }
 }
 

@@ -63,7 +63,8 @@ const NUMBERS: &[Number] = &[
     ),
     (
         "cistern_pool_reserved_bytes",
-        "Space that the ledger holds for volumes, snapshots, orphans, unclaimed closed images and copies, and foreign files.",
+        "Space that the ledger holds for volumes, snapshots, orphans, unclaimed closed images and copies, and foreign \
+         files.",
         |pool| Some(pool.status.reserved.0),
     ),
     (

@@ -23,8 +23,8 @@ pub struct ImageSizes {
 pub(super) struct Listing {
     /// Images, open or in the trash.
     pub(super) sizes: HashMap<String, ImageSizes>,
-    /// Bytes of the closed images, and of the copies and points, which have the name of the image that they become. A volume that
-    /// moves, or its replicas, claim them.
+    /// Bytes of the closed images, and of the copies and points, which have the name of the image that they become. A
+    /// volume that moves, or its replicas, claim them.
     pub(super) moving: HashMap<String, Bytes>,
 }
 

@@ -1,7 +1,7 @@
 //! What the node has of a volume that is used while it is copied here: the copy of its last snapshot.
 //!
-//! *Invariant:* before the source is asked for anything, the status names the snapshot that the pool has a copy of, or none. A
-//! standby copy is promoted by what the status says, when its source does not answer any more.
+//! *Invariant:* before the source is asked for anything, the status names the snapshot that the pool has a copy of, or
+//! none. A standby copy is promoted by what the status says, when its source does not answer any more.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ enum Held {
 }
 
 impl Reconciliation<'_, PoolReplica> {
-    /// Reports what the pool has of the volume, if the status says something else. Returns the action then; None if the status is
-    /// right.
+    /// Reports what the pool has of the volume, if the status says something else. Returns the action then; None if the
+    /// status is right.
     pub(super) async fn correct_snapshot(
         &self,
         pool: &Arc<dyn Engine>,

@@ -1,9 +1,9 @@
 //! Removes the image of a replica whose spec requests it.
 //!
-//! *Invariants:* no image is removed before the volume's node has reported the volume in its present epoch, but a copy on another node
-//! if the volume is to be deleted. An open image is closed and removed only if the API server says that the volume is on another node,
-//! in a later epoch. Without a PoolVolume, nothing says so: its object may have been deleted to be created again. The image stays
-//! then, as an orphan.
+//! *Invariants:* no image is removed before the volume's node has reported the volume in its present epoch, but a copy
+//! on another node if the volume is to be deleted. An open image is closed and removed only if the API server says that
+//! the volume is on another node, in a later epoch. Without a PoolVolume, nothing says so: its object may have been
+//! deleted to be created again. The image stays then, as an orphan.
 
 use cistern_client::Chain;
 use cistern_crds::{Explanation, PoolReplica, PoolVolume, Reason, ReplicaPurpose};
@@ -205,8 +205,9 @@ fn leave(pool: &Pool, image: &Uid, by: &Uid) -> Result<(), image::Error> {
 fn left(replica: &PoolReplica) -> String {
     let (name, image) = (&replica.spec.volume_name, &replica.spec.image);
     format!(
-        "image {image} was not removed and is an orphan of the pool: PoolVolume {name} does not exist, and nothing says that its data \
-         is on another node. To use the data, create PoolVolume {name} again; if nobody needs it, remove the orphan"
+        "image {image} was not removed and is an orphan of the pool: PoolVolume {name} does not exist, and nothing says \
+         that its data is on another node. To use the data, create PoolVolume {name} again; if nobody needs it, \
+         remove the orphan"
     )
 }
 

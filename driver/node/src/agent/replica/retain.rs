@@ -65,7 +65,8 @@ impl Reconciliation<'_, PoolReplica> {
             Err(Stays::Image(HostError::InUse { .. })) => {
                 let node = &volume.spec.node_name;
                 let message = format!(
-                    "volume {name} is on node {node} now, and pods still use the image that it had here: what they write is lost"
+                    "volume {name} is on node {node} now, and pods still use the image that it had here: what they \
+                     write is lost"
                 );
                 let why = Explanation::new(Reason::InUse, message);
                 self.end(ReplicaOutcome::NotReady(why)).await?;

@@ -30,7 +30,8 @@ use crate::{agent::Agent, blocking::on_host, image::COPIES, locks::VolumeGuard};
 
 /// Bytes of data after which a copy is synced: what is copied again after a crash.
 const SYNCED: u64 = 64 << 20;
-/// Milliseconds after which a source is asked again that has refused: it may see the permission a moment later than this node.
+/// Milliseconds after which a source is asked again that has refused: it may see the permission a moment later than
+/// this node.
 const REFUSED: [u64; 4] = [50, 100, 200, 400];
 /// How long a source may send nothing. It may compare a large image that has not changed, but a disk that hangs never ends.
 const IDLE: Duration = Duration::from_mins(10);

@@ -123,8 +123,8 @@ impl Wanted {
         }
     }
 
-    /// Whether nothing more has to be received. Fails if the pool cannot be read, if it has an image of a volume that moves here
-    /// from before the move, or while the copy is received. Blocks.
+    /// Whether nothing more has to be received. Fails if the pool cannot be read, if it has an image of a volume that
+    /// moves here from before the move, or while the copy is received. Blocks.
     pub fn is_received(&self, pool: &dyn Engine) -> Result<bool, crate::image::Error> {
         let pool = pool.images_for(COPIES)?;
         Ok(match self.moved_by()? {

@@ -12,7 +12,7 @@ use kube::runtime::controller::Action;
 use super::disk::ImageStep;
 use crate::agent::{
     plan::VolumeStep,
-    reconcile::{LOCKED, Reconciliation},
+    reconcile::{LOCKED, Reconciliation, progress::ReportedProgress as _},
     work::Error,
 };
 use crate::blocking::on_host;
@@ -61,7 +61,7 @@ impl Reconciliation<'_, PoolVolume> {
             return Ok(Action::requeue(LOCKED));
         };
         let done = done.map_err(|source| self.broken(source))?;
-        match self.report(object).await {
+        match PoolVolume::report(self, object).await {
             Some(object) => {
                 Reconciliation::of(agent, &object)
                     .conclude(step, done)

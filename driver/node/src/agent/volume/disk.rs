@@ -122,8 +122,8 @@ impl ImageStep<'_> {
         Ok((image, provisioned))
     }
 
-    /// Allocates what the image lacks. Returns whether it lacks nothing then. A volume of a new epoch is reported first: until then,
-    /// no pod gets it.
+    /// Allocates what the image lacks. Returns whether it lacks nothing then. A volume of a new epoch is reported
+    /// first: until then, no pod gets it.
     fn reallocate(&self, uid: &Uid) -> Result<bool, image::Error> {
         if self.volume.current_status().is_none() {
             return Ok(false);
@@ -150,8 +150,8 @@ impl ImageStep<'_> {
     }
 }
 
-/// The error of a call that was to make an image. If the pool is full, the copy that it was to be made of is removed. An image that
-/// exists nevertheless stays, and keeps its reservation: it may hold data.
+/// The error of a call that was to make an image. If the pool is full, the copy that it was to be made of is removed.
+/// An image that exists nevertheless stays, and keeps its reservation: it may hold data.
 fn not_made(pool: &dyn Engine, uid: &Uid, error: image::Error) -> Error {
     let is_full = matches!(error, image::Error::NoSpace { .. });
     let is_removed = |pool: &Pool| pool.remove_incoming(uid).is_ok();

@@ -1,7 +1,7 @@
 //! What an earlier object of a volume has left on this node: its image, open or closed for a move, or a copy of it.
 //!
-//! *Invariants:* an image that is closed for the move that the object declares is never open before that has ended: the copy of it
-//! may be complete. No image is made or adopted beside a copy of the volume.
+//! *Invariants:* an image that is closed for the move that the object declares is never open before that has ended: the
+//! copy of it may be complete. No image is made or adopted beside a copy of the volume.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::{
 const REFUSED: Duration = Duration::from_secs(10);
 
 impl Reconciliation<'_, PoolVolume> {
-    /// Finds the image of a predecessor with the same name. Opens it again if it is closing, or closed for a move that is given up. One
-    /// that is closed for the move that this object declares is closing then. Fails if it is closed for another move, which may have
-    /// taken the data to another node, or if the pool has a copy of the volume.
+    /// Finds the image of a predecessor with the same name. Opens it again if it is closing, or closed for a move that
+    /// is given up. One that is closed for the move that this object declares is closing then. Fails if it is closed
+    /// for another move, which may have taken the data to another node, or if the pool has a copy of the volume.
     pub(super) async fn find_left_image(
         &self,
         usable: &Usable,
@@ -62,8 +62,8 @@ impl Reconciliation<'_, PoolVolume> {
     }
 }
 
-/// The reason to refuse a volume because of what is left. An image in use is sent, and a copy in use is received, by a move: the
-/// refusal ends with that.
+/// The reason to refuse a volume because of what is left. An image in use is sent, and a copy in use is received, by a
+/// move: the refusal ends with that.
 fn reason_of(reason: Reason) -> Reason {
     if reason == Reason::InUse {
         Reason::Moving
@@ -87,8 +87,8 @@ pub(super) fn reopen_closing(
     }
 }
 
-/// Takes up the images that a volume of this name has left closed: one for the declared move is closing then, and one for a move
-/// that is given up is open. Fails if one is closed for another move.
+/// Takes up the images that a volume of this name has left closed: one for the declared move is closing then, and one
+/// for a move that is given up is open. Fails if one is closed for another move.
 fn take_up_left(
     pool: &Pool,
     name: &str,

@@ -1,39 +1,39 @@
-//! Reports the progress while a reconcile does work on a volume that can take long.
+//! Reports the progress while a reconcile does work on a volume that can take long, and says when the work is over.
 
-use std::{borrow::Cow, pin::pin, time::Duration};
+use std::{borrow::Cow, pin::pin};
 
 use cistern_client::Chain;
 use cistern_crds::PoolVolume;
 use tokio::time::sleep;
 
 use super::note;
-use crate::agent::{desired::readable, reconcile::Reconciliation};
+use crate::agent::{
+    desired::readable,
+    reconcile::{
+        Reconciliation,
+        progress::{INTERVAL, ReportedProgress},
+    },
+};
 
-/// Interval at which the progress is read.
-const INTERVAL: Duration = Duration::from_secs(1);
-
-impl Reconciliation<'_, PoolVolume> {
-    /// Waits for work on the volume and reports its progress meanwhile. Returns what the work
-    /// returned, and the object as it was last written. None if another client has changed the
-    /// object or `is_over`: the next reconcile continues.
-    pub(super) async fn report_while<T>(
-        &self,
-        work: impl Future<Output = T>,
-        is_over: impl Fn(&Self) -> bool,
-    ) -> Option<(T, PoolVolume)> {
-        let (mut work, mut object) = (pin!(work), self.object.clone());
-        loop {
-            tokio::select! {
-                done = &mut work => return Some((done, object)),
-                () = sleep(INTERVAL) => {}
+impl ReportedProgress for PoolVolume {
+    /// Writes what was observed since the object was written, and returns the object. None if
+    /// another client has changed it, or if the volume is to be deleted.
+    async fn report(reconciliation: &Reconciliation<'_, Self>, object: Self) -> Option<Self> {
+        if reconciliation.is_deleted() {
+            return None;
+        }
+        match Box::pin(note::note(reconciliation.agent, &object)).await {
+            Ok(noted) => noted.map(Cow::into_owned),
+            Err(error) => {
+                let (volume, error) = (&reconciliation.name, Chain(&error));
+                tracing::warn!(volume, %error, "cannot report the progress");
+                Some(object)
             }
-            if is_over(self) {
-                return None;
-            }
-            object = self.report(object).await?;
         }
     }
+}
 
+impl Reconciliation<'_, PoolVolume> {
     /// Waits for something; none once the object is outdated.
     pub(super) async fn unless_outdated<T>(&self, awaited: impl Future<Output = T>) -> Option<T> {
         let mut awaited = pin!(awaited);
@@ -60,21 +60,5 @@ impl Reconciliation<'_, PoolVolume> {
         let shown = self.agent.desired.volume(&self.name);
         let is_deleted = |volume: &PoolVolume| volume.spec.deletion_requested;
         shown.as_deref().and_then(readable).is_some_and(is_deleted)
-    }
-
-    /// Writes what was observed since the object was written, and returns the object. None if
-    /// another client has changed it, or if the volume is to be deleted.
-    pub(super) async fn report(&self, object: PoolVolume) -> Option<PoolVolume> {
-        if self.is_deleted() {
-            return None;
-        }
-        match Box::pin(note::note(self.agent, &object)).await {
-            Ok(noted) => noted.map(Cow::into_owned),
-            Err(error) => {
-                let (volume, error) = (&self.name, Chain(&error));
-                tracing::warn!(volume, %error, "cannot report the progress");
-                Some(object)
-            }
-        }
     }
 }

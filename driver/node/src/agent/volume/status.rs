@@ -114,6 +114,35 @@ const ALLOCATED_MOVED: u32 = 5;
 /// The status of a volume after a step. Equal to the previous one if nothing changed.
 pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
     let mut status = volume.status.clone().unwrap_or_default();
+    record(&mut status, volume, outcome);
+    status.observed_generation = volume.metadata.generation;
+    let own = [
+        expanded(volume, outcome),
+        attributes_applied(&status, volume, outcome),
+        limits_enforced(&status, outcome),
+        healthy(&status, outcome),
+        checking(&status, outcome),
+        copying(outcome),
+        allocating(volume, outcome),
+        moving(outcome),
+    ];
+    apply_outcome(
+        &mut status.conditions,
+        volume,
+        outcome,
+        own.into_iter().flatten(),
+        &CONDITIONS,
+        now,
+    );
+    if let VolumeOutcome::Ready(image) = outcome {
+        let is_written_anyway = volume.status.as_ref() != Some(&status);
+        note_allocated(&mut status, image, is_written_anyway);
+    }
+    status
+}
+
+/// Records what a step changed, apart from the conditions and the allocated bytes.
+fn record(status: &mut PoolVolumeStatus, volume: &PoolVolume, outcome: &VolumeOutcome) {
     match outcome {
         VolumeOutcome::Admitted { size, image } => {
             status.reserved = Some(*size);
@@ -164,30 +193,6 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         | VolumeOutcome::NotReady(_)
         | VolumeOutcome::NotReclaimed(_) => {}
     }
-    status.observed_generation = volume.metadata.generation;
-    let own = [
-        expanded(volume, outcome),
-        attributes_applied(&status, volume, outcome),
-        limits_enforced(&status, outcome),
-        healthy(&status, outcome),
-        checking(&status, outcome),
-        copying(outcome),
-        allocating(volume, outcome),
-        moving(outcome),
-    ];
-    apply_outcome(
-        &mut status.conditions,
-        volume,
-        outcome,
-        own.into_iter().flatten(),
-        &CONDITIONS,
-        now,
-    );
-    if let VolumeOutcome::Ready(image) = outcome {
-        let is_written_anyway = volume.status.as_ref() != Some(&status);
-        note_allocated(&mut status, image, is_written_anyway);
-    }
-    status
 }
 
 /// Records the allocated bytes of the image, if they have changed enough or if the status is

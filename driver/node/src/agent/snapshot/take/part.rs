@@ -1,8 +1,8 @@
 //! Takes the part of a group across nodes that is on this node, in step with the parts on other nodes.
 //!
-//! *Invariants:* the attempt is compared with that of the group in the API server while the volumes are locked. So a controller
-//! that was replaced removes nothing that its successor has taken. No snapshot of a part becomes ready before the group is
-//! taken, and none is taken again after that.
+//! *Invariants:* the attempt is compared with that of the group in the API server while the volumes are locked. So a
+//! controller that was replaced removes nothing that its successor has taken. No snapshot of a part becomes ready
+//! before the group is taken, and none is taken again after that.
 
 use std::time::Duration;
 
