@@ -24,9 +24,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const IMAGES: &str = "registry.example/storage";
 const REPOSITORY: &str = "https://git.example/storage";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const COMPRESSED_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// The first run compiles the program that makes the SBOM.
 const PATIENCE: Duration = Duration::from_mins(20);
 const SOON: Duration = Duration::from_mins(1);
+/// What an image may take in a registry. Nodes load it over the network, before any volume on them can be used.
+const LARGEST_IMAGE: u64 = 60 << 20;
 /// Programs of the driver's image; the driver runs most of them.
 const TOOLS: [&str; 14] = [
     "mkfs.ext4",
@@ -61,12 +64,7 @@ async fn an_image_archive_is_a_valid_layout_whose_binary_runs() {
         assert_eq!(named["annotations"]["io.containerd.image.name"], name);
         assert_eq!(named["mediaType"], INDEX);
 
-        let index = json(&blob(&layout, named).await);
-        let [of_this_machine] = index["manifests"].as_array().unwrap().as_slice() else {
-            panic!("one architecture was asked for: {index}");
-        };
-        assert_eq!(of_this_machine["platform"]["architecture"], architecture());
-        let manifest = json(&blob(&layout, of_this_machine).await);
+        let manifest = manifest(&layout).await;
         let config = json(&blob(&layout, &manifest["config"]).await);
         let layers = manifest["layers"].as_array().unwrap();
         let contents = config["rootfs"]["diff_ids"].as_array().unwrap();
@@ -92,6 +90,27 @@ async fn an_image_archive_is_a_valid_layout_whose_binary_runs() {
         }
         // Without its folder, LVM does nothing on a read-only root.
         assert_eq!(root.join("etc/lvm").is_dir(), target == "driver");
+    }
+}
+
+/// Debug binaries are larger than released ones.
+#[tokio::test]
+async fn an_image_is_below_60_mib() {
+    let release = Release::shared().await;
+    for target in ["driver", "operator"] {
+        let layout = Folder::new();
+        let archive = release.file(&format!("cistern-{target}-v{VERSION}.oci.tar"));
+        unpack(&archive, layout.path()).await;
+        let manifest = manifest(&layout).await;
+        let layers = manifest["layers"].as_array().unwrap();
+        for layer in layers {
+            assert_eq!(layer["mediaType"], COMPRESSED_LAYER, "{target}");
+        }
+        let mut total = 0;
+        for part in layers.iter().chain([&manifest["config"]]) {
+            total += fs::metadata(blob(&layout, part).await).unwrap().len();
+        }
+        assert!(total > 0 && total < LARGEST_IMAGE, "{target}: {total}");
     }
 }
 
@@ -372,6 +391,17 @@ fn architecture() -> &'static str {
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Returns the manifest of this machine's architecture, which is the only one in an unpacked archive.
+async fn manifest(layout: &Folder) -> Value {
+    let named = &json(&layout.join("index.json"))["manifests"][0];
+    let index = json(&blob(layout, named).await);
+    let manifests = index["manifests"].as_array().unwrap();
+    assert_eq!(manifests.len(), 1, "one architecture was asked for");
+    let of_this_machine = &manifests[0];
+    assert_eq!(of_this_machine["platform"]["architecture"], architecture());
+    json(&blob(layout, of_this_machine).await)
 }
 
 /// Returns the path of the blob that a descriptor names, after a check of its digest and size.

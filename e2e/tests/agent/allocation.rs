@@ -5,7 +5,7 @@ use std::path::Path;
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolVolume, Provisioning, VolumeSeverity,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{Frozen, eventually};
 use kube::ResourceExt as _;
 
 use crate::{
@@ -44,16 +44,13 @@ impl Fixture {
         work: impl Future<Output = T>,
     ) -> T {
         let some = (allocated + Bytes::mib(20).0).to_string();
-        let ended = self.driver.kubelet_root().join(&some);
-        let path = text(&ended);
-        let arguments = [image, some.as_str(), path.as_str()];
+        let mut thaw = self.driver.command_on_node("fsfreeze");
+        thaw.arg("--unfreeze").arg(images);
+        let frozen = Frozen::until_dropped(thaw);
+        let arguments = [image, some.as_str()];
         let freeze = self.shell_in(images, FREEZE_WHILE_ALLOCATING, &arguments);
-        let work = async {
-            let done = work.await;
-            std::fs::write(&ended, "").unwrap();
-            done
-        };
         let (_, done) = tokio::join!(freeze, work);
+        drop(frozen);
         done
     }
 
@@ -179,13 +176,10 @@ pub(crate) const MAKE_HOLES: &str = "cd $0
         xfs_io -c \"reflink -q $1 0 $size $size\" $1
     done";
 
-/// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, which may be closed before, until there is a file `$3`.
-/// Does not leave it frozen if the test fails.
+/// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, which may be closed before.
 const FREEZE_WHILE_ALLOCATING: &str = "cd $0
     until [ $(($(stat -c %b $1 2>/dev/null || echo 0) * 512)) -ge $2 ]; do :; done
-    fsfreeze --freeze $0
-    for _ in $(seq 600); do [ -e $3 ] && break; sleep 0.1; done
-    fsfreeze --unfreeze $0";
+    exec fsfreeze --freeze $0";
 
 #[tokio::test]
 async fn the_progress_of_a_volume_that_becomes_thick_is_reported_until_it_is_allocated() {

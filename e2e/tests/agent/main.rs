@@ -28,6 +28,7 @@ mod orphans;
 mod pools;
 mod raw_filesystem;
 mod replaced;
+mod search;
 mod size;
 mod snapshots;
 mod takeover;

@@ -2,6 +2,7 @@
 //! virtual machine has.
 
 mod disks;
+mod encrypted;
 mod life;
 mod pools;
 
@@ -35,7 +36,7 @@ struct Group {
     disks: Vec<LoopDevice>,
     // Dropped after the device that holds it open.
     failing: Option<FailingDisk>,
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Group {
@@ -55,7 +56,7 @@ impl Group {
             name: name_for(node),
             disks: vec![attach(&disk.path())],
             failing: Some(disk),
-            _folder: folder,
+            folder,
         };
         group.make();
         group
@@ -74,7 +75,7 @@ impl Group {
             name: name_for(node),
             disks: (0..2).map(disk).collect(),
             failing: None,
-            _folder: folder,
+            folder,
         }
     }
 

@@ -2,21 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use cistern_crds::names;
+use cistern_crds::{Bytes, names};
 use cistern_e2e::{ControlPlane, Driver, driver::Options};
 use cistern_proto::csi::v1::{
-    ControllerGetVolumeRequest, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest,
-    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeGroupSnapshotRequest,
-    DeleteVolumeRequest, GetCapacityRequest, GetSnapshotRequest, GetVolumeGroupSnapshotRequest,
-    ListSnapshotsRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
-    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ValidateVolumeCapabilitiesRequest,
-    VolumeCapability,
+    ControllerExpandVolumeRequest, ControllerGetVolumeHealthRequest, ControllerGetVolumeRequest,
+    ControllerListVolumeHealthRequest, ControllerModifyVolumeRequest,
+    ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, CreateSnapshotRequest,
+    CreateVolumeGroupSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest, GetCapacityRequest,
+    GetMetadataAllocatedRequest, GetMetadataDeltaRequest, GetSnapshotRequest,
+    GetVolumeGroupSnapshotRequest, ListSnapshotsRequest, ListVolumesRequest,
+    NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetStorageHealthRequest,
+    NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    ValidateVolumeCapabilitiesRequest, VolumeCapability,
     volume_capability::{AccessType, MountVolume, access_mode::Mode},
 };
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 
-use crate::{create_request, map, mounted};
+use crate::{SIZE, create_request, map, mounted, range};
 
 /// Long enough for a key.
 const SECRET: &str = "MARKER-of-secrets-that-could-be-a-key";
@@ -34,6 +38,25 @@ impl Answers {
         };
         self.0.push(entry);
     }
+
+    /// The same for a call that must succeed.
+    fn record_success<T: std::fmt::Debug>(&mut self, answer: Result<Response<T>, Status>) {
+        assert!(answer.is_ok(), "{answer:?}");
+        self.record(answer);
+    }
+
+    /// The same for a call that answers with a stream, which is read to its end.
+    async fn record_stream<T: std::fmt::Debug>(
+        &mut self,
+        answer: Result<Response<Streaming<T>>, Status>,
+    ) {
+        let mut stream = answer.unwrap().into_inner();
+        let mut messages = Vec::new();
+        while let Some(message) = stream.message().await.unwrap() {
+            messages.push(message);
+        }
+        self.record(Ok(Response::new(messages)));
+    }
 }
 
 // Shows: SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: no secret and no mount flag is revealed.
@@ -47,9 +70,7 @@ async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_revealed_even_at_the_highes
         ..Options::default()
     };
     let driver = Driver::start_with(control_plane, "node-of-secrets", options).await;
-    driver
-        .add_image_pool("secrets", cistern_crds::Bytes::gib(1))
-        .await;
+    driver.add_image_pool("secrets", Bytes::gib(1)).await;
     let without = call_all(&driver, "without", "").await;
     let with = call_all(&driver, "with", SECRET).await;
     let codes =
@@ -114,6 +135,8 @@ async fn call_all(driver: &Driver, name: &str, secret: &str) -> Answers {
     let mut answers = Answers::default();
     create_calls(driver, name, secret, &mut answers).await;
     node_calls(driver, name, secret, &mut answers).await;
+    change_calls(driver, name, secret, &mut answers).await;
+    health_calls(driver, name, secret, &mut answers).await;
     snapshot_calls(driver, name, secret, &mut answers).await;
     let request = DeleteVolumeRequest {
         volume_id: name.to_owned(),
@@ -152,6 +175,58 @@ async fn create_calls(driver: &Driver, name: &str, secret: &str, answers: &mut A
     assert!(client.controller_get_volume(request).await.is_ok());
 }
 
+async fn change_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
+    let mut client = driver.controller_client().await;
+    let request = ControllerExpandVolumeRequest {
+        volume_id: name.to_owned(),
+        capacity_range: range(SIZE.saturating_add(Bytes::mib(16)), Bytes::ZERO),
+        secrets: secrets(secret),
+        ..ControllerExpandVolumeRequest::default()
+    };
+    answers.record_success(client.controller_expand_volume(request).await);
+    let request = ControllerModifyVolumeRequest {
+        volume_id: name.to_owned(),
+        secrets: secrets(secret),
+        mutable_parameters: map(&[("provisioning", "thick")]),
+    };
+    answers.record_success(client.controller_modify_volume(request).await);
+    // The driver has neither of these two calls.
+    let [_, plain] = capabilities();
+    let request = ControllerPublishVolumeRequest {
+        volume_id: name.to_owned(),
+        node_id: "node-of-secrets".to_owned(),
+        volume_capability: Some(plain),
+        secrets: secrets(secret),
+        ..ControllerPublishVolumeRequest::default()
+    };
+    answers.record(client.controller_publish_volume(request).await);
+    let request = ControllerUnpublishVolumeRequest {
+        volume_id: name.to_owned(),
+        node_id: "node-of-secrets".to_owned(),
+        secrets: secrets(secret),
+    };
+    answers.record(client.controller_unpublish_volume(request).await);
+}
+
+async fn health_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
+    let mut client = driver.controller_client().await;
+    let request = ControllerListVolumeHealthRequest {
+        secrets: secrets(secret),
+        ..ControllerListVolumeHealthRequest::default()
+    };
+    answers.record_success(client.controller_list_volume_health(request).await);
+    let request = ControllerGetVolumeHealthRequest {
+        volume_id: name.to_owned(),
+        secrets: secrets(secret),
+    };
+    answers.record_success(client.controller_get_volume_health(request).await);
+    let mut client = driver.node_client().await;
+    let request = NodeGetStorageHealthRequest {
+        secrets: secrets(secret),
+    };
+    answers.record_success(client.node_get_storage_health(request).await);
+}
+
 async fn snapshot_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
     let mut client = driver.controller_client().await;
     let snapshot = format!("snapshot-{name}");
@@ -162,6 +237,7 @@ async fn snapshot_calls(driver: &Driver, name: &str, secret: &str, answers: &mut
         ..CreateSnapshotRequest::default()
     };
     answers.record(client.create_snapshot(request).await);
+    metadata_calls(driver, &snapshot, secret, answers).await;
     let request = GetSnapshotRequest {
         snapshot_id: snapshot.clone(),
         secrets: secrets(secret),
@@ -179,6 +255,30 @@ async fn snapshot_calls(driver: &Driver, name: &str, secret: &str, answers: &mut
     };
     answers.record(client.delete_snapshot(request).await);
     group_calls(driver, name, secret, answers).await;
+}
+
+/// Asks the node for the blocks of a snapshot, and the controller, which passes its request on to the node.
+async fn metadata_calls(driver: &Driver, snapshot: &str, secret: &str, answers: &mut Answers) {
+    for mut client in [
+        driver.metadata_client().await,
+        driver.relayed_metadata_client().await,
+    ] {
+        let request = GetMetadataAllocatedRequest {
+            snapshot_id: snapshot.to_owned(),
+            secrets: secrets(secret),
+            ..GetMetadataAllocatedRequest::default()
+        };
+        let answer = client.get_metadata_allocated(request).await;
+        answers.record_stream(answer).await;
+        let request = GetMetadataDeltaRequest {
+            base_snapshot_id: snapshot.to_owned(),
+            target_snapshot_id: snapshot.to_owned(),
+            secrets: secrets(secret),
+            ..GetMetadataDeltaRequest::default()
+        };
+        let answer = client.get_metadata_delta(request).await;
+        answers.record_stream(answer).await;
+    }
 }
 
 async fn group_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
@@ -203,9 +303,7 @@ async fn group_calls(driver: &Driver, name: &str, secret: &str, answers: &mut An
         snapshot_ids,
         secrets: secrets(secret),
     };
-    let removed = client.delete_volume_group_snapshot(request).await;
-    assert!(removed.is_ok(), "{removed:?}");
-    answers.record(removed);
+    answers.record_success(client.delete_volume_group_snapshot(request).await);
 }
 
 async fn node_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
@@ -247,6 +345,12 @@ async fn node_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Ans
         ..NodeGetVolumeStatsRequest::default()
     };
     assert!(client.node_get_volume_stats(request).await.is_ok());
+    let request = NodeGetVolumeHealthRequest {
+        volume_id: name.to_owned(),
+        volume_publish_path: text("target"),
+        staging_target_path: text("staging"),
+    };
+    assert!(client.node_get_volume_health(request).await.is_ok());
     let request = NodeExpandVolumeRequest {
         volume_id: name.to_owned(),
         volume_path: text("target"),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use cistern_e2e::Frozen;
 use cistern_proto::csi::v1::{NodeGetCapabilitiesRequest, VolumeUsage, volume_usage::Unit};
 use futures::future::join_all;
 use tokio::time::timeout;
@@ -118,20 +119,20 @@ async fn ngs_11_a_frozen_filesystem_delays_neither_its_statistics_nor_other_call
             continue;
         }
         volume.stage().await.unwrap();
+        let asked = volume.path("staging");
+        let mut thaw = shared().await.command_on_node("fsfreeze");
+        thaw.args(["--unfreeze", &asked]);
+        let frozen = Frozen::until_dropped(thaw);
         volume
             .shell("fsfreeze --freeze staging", &[])
             .await
             .unwrap();
         let patience = Duration::from_secs(30);
-        let asked = volume.path("staging");
         let answer = timeout(patience, volume.statistics(&asked)).await;
         let mut client = shared().await.node_client().await;
         let request = NodeGetCapabilitiesRequest {};
         let alive = client.node_get_capabilities(request).await;
-        volume
-            .shell("fsfreeze --unfreeze staging", &[])
-            .await
-            .unwrap();
+        drop(frozen);
         let answer = answer.unwrap_or_else(|_| panic!("{kind}: no answer"));
         let legal = [Code::Ok, Code::DeadlineExceeded];
         assert!(legal.contains(&code(&answer)), "{kind}: {answer:?}");

@@ -9,6 +9,7 @@ use crate::{
     Fixture,
     encryption::{DATA, FIRST, SECOND, with_keys},
     node_service::{code, text},
+    search::found_below,
     status,
 };
 
@@ -81,9 +82,10 @@ async fn an_encrypted_volume_opens_with_its_key_on_the_node_to_which_it_has_move
     after.unstage().await.unwrap();
     for node in [source, target] {
         for secret in [FIRST, SECOND, DATA] {
-            let folder = text(&moving.folder(node, ""));
-            node.shell("! grep -rqaF $1 $2", &[secret, &folder]).await;
-            node.has_nowhere(secret).await;
+            let folder = node.seen_on_node(&moving.folder(node, ""));
+            let found = found_below(&folder, secret.as_bytes());
+            assert!(found.is_empty(), "{secret}: {found:?}");
+            node.has_nowhere(secret);
         }
         node.driver.fsck().await;
     }

@@ -20,14 +20,14 @@ use crate::{
     status,
 };
 
-const SMALL: Bytes = Bytes::mib(64);
+pub(super) const SMALL: Bytes = Bytes::mib(64);
 
 fn filesystem(mut desired: PoolVolume, filesystem: FilesystemType) -> PoolVolume {
     desired.spec.filesystem = Some(filesystem);
     desired
 }
 
-fn block(mut desired: PoolVolume) -> PoolVolume {
+pub(super) fn block(mut desired: PoolVolume) -> PoolVolume {
     (desired.spec.access_type, desired.spec.filesystem) = (AccessType::Block, None);
     desired
 }
