@@ -57,7 +57,7 @@ check-moving: ## Check the model of moving with all parts together, which takes 
 test: ## What CI runs: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
 	e2e/steps test
 
-nightly: ## What takes too long for each commit: all tests in virtual machines, with the walks that need device-mapper
+nightly: ## What takes too long for each commit: all tests in virtual machines, and 50 moves with kills (root)
 	e2e/steps nightly
 
 test-host: ## Pools, images and mounts on real loop devices (root)
