@@ -24,7 +24,7 @@ impl Drop for Frozen {
         let ended = self.thaw.output();
         // It fails if something else has thawed it already, and a panic here would hide that of the test.
         if !ended.as_ref().is_ok_and(|output| output.status.success()) {
-            eprintln!("thawing failed: {:?}: {ended:?}", self.thaw);
+            eprintln!("the guard has thawed nothing: {:?}: {ended:?}", self.thaw);
         }
     }
 }

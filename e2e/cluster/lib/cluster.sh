@@ -32,8 +32,8 @@ filesystems_of_node() {
 }
 
 # loops [LOOP]: a line for each attached loop device, or for one of them: its name, the kernel's number of this attachment, inode
-# and file system of the backing file, and its path. The name alone is not enough to detach a device: after its last user it
-# belongs to whoever attaches it next. Linux before 5.15 has no such number.
+# and file system of the backing file, and its path. The name alone is not enough to detach a device: after its last user has
+# closed it, another program can attach it. Linux before 5.15 has no such number.
 loops() {
   local loop inode filesystem path
   losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE "$@" 2>/dev/null |

@@ -167,18 +167,24 @@ async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitt
     target.finish().await;
 }
 
+/// A snapshot of a volume of 300 MiB with files of 200 MiB, and their checksums.
+async fn snapshot_of_files(source: &Fixture) -> (PoolSnapshot, String) {
+    let volume = source.volume("source", Bytes::mib(300)).await;
+    let mounted = stage(source, &volume, "source").await;
+    write(source, &mounted, "data", 200).await;
+    let checksums = sums(source, &mounted).await;
+    let snapshot = source.snapshot("s", &volume).await;
+    unstage(source, &volume, "source").await;
+    (snapshot, checksums)
+}
+
 #[tokio::test]
 async fn a_copy_that_a_pool_filled_by_others_cannot_hold_refuses_its_volume_and_leaves_nothing() {
     let (source, target) = tokio::join!(
         Fixture::start("agent-full-source"),
         Fixture::start("agent-full-target")
     );
-    let volume = source.volume("source", Bytes::mib(300)).await;
-    let mounted = stage(&source, &volume, "source").await;
-    write(&source, &mounted, "data", 200).await;
-    let checksums = sums(&source, &mounted).await;
-    let snapshot = source.snapshot("s", &volume).await;
-    unstage(&source, &volume, "source").await;
+    let (snapshot, checksums) = snapshot_of_files(&source).await;
 
     target.fill().await;
     let (size, from) = (Bytes::mib(300), (&source, &snapshot));
@@ -261,12 +267,7 @@ async fn a_copy_goes_on_after_each_of_its_nodes_was_killed_and_reports_its_progr
         slow("agent-killed-source"),
         Fixture::start("agent-killed-target")
     );
-    let volume = source.volume("source", Bytes::mib(300)).await;
-    let mounted = stage(&source, &volume, "source").await;
-    write(&source, &mounted, "data", 200).await;
-    let checksums = sums(&source, &mounted).await;
-    let snapshot = source.snapshot("s", &volume).await;
-    unstage(&source, &volume, "source").await;
+    let (snapshot, checksums) = snapshot_of_files(&source).await;
 
     let size = Bytes::mib(300);
     let from = (&source, &snapshot);
@@ -320,11 +321,7 @@ async fn a_copy_ends_when_its_permission_its_snapshot_or_its_volume_goes() {
         slow("agent-ending-source"),
         Fixture::start("agent-ending-target")
     );
-    let volume = source.volume("source", Bytes::mib(300)).await;
-    let mounted = stage(&source, &volume, "source").await;
-    write(&source, &mounted, "data", 200).await;
-    let snapshot = source.snapshot("s", &volume).await;
-    unstage(&source, &volume, "source").await;
+    let (snapshot, _) = snapshot_of_files(&source).await;
     let progresses = |volume: &PoolVolume| message(volume).contains("about");
 
     let begin = async |name: &str| {

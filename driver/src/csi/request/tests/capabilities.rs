@@ -36,7 +36,7 @@ fn cv_04_one_bad_capability_refuses_all_and_two_filesystems_contradict() {
 }
 
 #[test]
-fn a_capability_that_contradicts_its_class_is_told_from_two_that_contradict_each_other() {
+fn contradicting_the_class_and_contradicting_each_other_are_different_errors() {
     let capabilities = |types: &[&str]| {
         let types = types.iter();
         types
