@@ -53,5 +53,5 @@ pub use plugin::Plugin;
 pub use process::Process;
 pub use random::Random;
 pub use replica::Replica;
-pub use wait::{eventually, gone};
+pub use wait::{eventually, gone, patience};
 pub use zram::Zram;

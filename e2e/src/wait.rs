@@ -12,8 +12,12 @@ use crate::environment::variable;
 /// How often a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// How many times longer than its deadline a wait may take: an emulated processor is slow, and others may use it as well.
-fn patience() -> u32 {
+/// How many times longer than its deadline a wait may take: an emulated processor is slow, and others may use it as well. 1 on
+/// other machines.
+///
+/// # Panics
+/// If the environment has something else than a number.
+pub fn patience() -> u32 {
     let set = variable("CISTERN_PATIENCE");
     set.map_or(1, |text| {
         text.parse().expect("CISTERN_PATIENCE is a number")

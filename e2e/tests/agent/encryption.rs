@@ -8,12 +8,12 @@ use cistern_crds::{
 };
 use cistern_e2e::requests::create_volume;
 use cistern_proto::csi::v1::{
-    CreateSnapshotRequest, NodeExpandVolumeRequest, VolumeContentSource,
+    CreateSnapshotRequest, VolumeContentSource,
     volume_content_source::{self, SnapshotSource},
 };
 use kube::ResourceExt as _;
 use serde_json::json;
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::{
     Fixture, has_condition,
@@ -157,20 +157,8 @@ async fn an_encrypted_device_grows_and_a_key_for_a_plain_volume_is_refused() {
         .await;
     let has_grown = |object: &PoolVolume| status(object).size == Some(grown);
     node.until(&object.name_any(), "to grow", has_grown).await;
-    let expand = async |secrets: &[(&str, &str)]| -> Result<(), Status> {
-        let secrets = secrets.iter();
-        let request = NodeExpandVolumeRequest {
-            volume_id: object.name_any(),
-            volume_path: target.clone(),
-            secrets: secrets
-                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-                .collect(),
-            ..NodeExpandVolumeRequest::default()
-        };
-        let mut client = node.driver.node_client().await;
-        client.node_expand_volume(request).await.map(drop)
-    };
-    assert_eq!(code(expand(&[]).await), Code::FailedPrecondition);
+    let keyless = with_keys(&node, &object, "staging", &[]);
+    assert_eq!(code(keyless.expand("pod").await), Code::FailedPrecondition);
     let waits = |object: &PoolVolume| {
         let conditions = &status(object).conditions;
         let expanded = condition::find(conditions, ConditionType::Expanded);
@@ -178,7 +166,7 @@ async fn an_encrypted_device_grows_and_a_key_for_a_plain_volume_is_refused() {
     };
     node.until(&object.name_any(), "to say why it is smaller", waits)
         .await;
-    expand(&[("key", FIRST)]).await.unwrap();
+    kubelet.expand("pod").await.unwrap();
     let size = node.shell("blockdev --getsize64 $1", &[&target]).await;
     assert_eq!(size.trim(), grown.0.to_string());
     let read = node.shell("head -c 18 $1", &[&target]).await;

@@ -7,10 +7,11 @@ use std::{
 };
 
 use cistern_crds::{Bytes, PoolVolume, names};
-use cistern_e2e::ControlPlane;
+use cistern_e2e::{ControlPlane, patience};
 use cistern_proto::csi::v1::{
-    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability, VolumeUsage,
+    NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    VolumeUsage,
     volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
 };
 use kube::ResourceExt as _;
@@ -74,9 +75,12 @@ impl<'a> KubeletVolume<'a> {
     }
 
     pub(crate) async fn stage_as(&self, capability: VolumeCapability) -> Result<(), Status> {
-        let mut client = self.node.driver.node_client().await;
         let request = self.stage_request(capability);
-        client.node_stage_volume(request).await.map(drop)
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            client.node_stage_volume(request.clone()).await.map(drop)
+        })
+        .await
     }
 
     /// Stages the volume for a caller with a deadline.
@@ -136,8 +140,27 @@ impl<'a> KubeletVolume<'a> {
             readonly,
             ..NodePublishVolumeRequest::default()
         };
-        let mut client = self.node.driver.node_client().await;
-        client.node_publish_volume(request).await.map(drop)
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            client.node_publish_volume(request.clone()).await.map(drop)
+        })
+        .await
+    }
+
+    /// Grows the volume at its target, and returns its size in bytes.
+    pub(crate) async fn expand(&self, target: &str) -> Result<i64, Status> {
+        let request = NodeExpandVolumeRequest {
+            volume_id: self.volume.clone(),
+            volume_path: text(&self.target(target)),
+            secrets: self.secrets.clone(),
+            ..NodeExpandVolumeRequest::default()
+        };
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            let answer = client.node_expand_volume(request.clone()).await?;
+            Ok(answer.into_inner().capacity_bytes)
+        })
+        .await
     }
 
     pub(crate) async fn statistics(&self, path: &Path) -> Result<Vec<VolumeUsage>, Status> {
@@ -156,11 +179,21 @@ impl<'a> KubeletVolume<'a> {
             volume_id: self.volume.clone(),
             target_path: text(&self.target(target)),
         };
-        let mut client = self.node.driver.node_client().await;
-        client.node_unpublish_volume(request).await.map(drop)
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            client
+                .node_unpublish_volume(request.clone())
+                .await
+                .map(drop)
+        })
+        .await
     }
 
     pub(crate) async fn unstage(&self) -> Result<(), Status> {
+        repeated(async || self.unstage_once().await).await
+    }
+
+    pub(crate) async fn unstage_once(&self) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
@@ -168,6 +201,18 @@ impl<'a> KubeletVolume<'a> {
         let mut client = self.node.driver.node_client().await;
         client.node_unstage_volume(request).await.map(drop)
     }
+}
+
+/// Repeats a call that has not ended within the driver's own limit, as kubelet does. On an emulated processor a tool may take
+/// longer than that. Elsewhere there is one call.
+async fn repeated<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+    for _ in 1..patience() {
+        match call().await {
+            Err(status) if status.code() == Code::DeadlineExceeded => {}
+            answer => return answer,
+        }
+    }
+    call().await
 }
 
 pub(crate) fn text(path: &Path) -> String {

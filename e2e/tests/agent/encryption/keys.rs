@@ -9,14 +9,13 @@ use std::{
 };
 
 use cistern_crds::{Bytes, PoolVolume};
-use cistern_proto::csi::v1::NodeExpandVolumeRequest;
 use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::{SIZE, with_keys};
 use crate::{
     Fixture,
-    node_service::{KubeletVolume, text},
+    node_service::KubeletVolume,
     search::{found_below, has},
     status,
 };
@@ -122,14 +121,7 @@ async fn grow(node: &Fixture, kubelet: &KubeletVolume<'_>, size: Bytes) {
     node.patch(volume, json!({"spec": {"size": size}})).await;
     let has_grown = |object: &PoolVolume| status(object).size == Some(size);
     node.until(volume, "to grow", has_grown).await;
-    let request = NodeExpandVolumeRequest {
-        volume_id: volume.clone(),
-        volume_path: text(&kubelet.target("pod")),
-        secrets: kubelet.secrets.clone(),
-        ..NodeExpandVolumeRequest::default()
-    };
-    let mut client = node.driver.node_client().await;
-    client.node_expand_volume(request).await.unwrap();
+    kubelet.expand("pod").await.unwrap();
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves
     assert!(answer.volume_condition.unwrap().abnormal);
     // The unmount waits for the disk. The caller has no deadline here, so the driver's own ends the call.
     leaving.unpublish("pod").await.unwrap();
-    let unfinished = leaving.unstage().await.unwrap_err();
+    let unfinished = leaving.unstage_once().await.unwrap_err();
     assert_eq!(unfinished.code(), Code::DeadlineExceeded, "{unfinished}");
     let says_why = unfinished.message().contains("has not ended after");
     assert!(says_why, "{unfinished}");

@@ -4,7 +4,6 @@ use cistern_crds::{
     AccessType, Bytes, ConditionType, Encryption, FilesystemType, PoolVolume, Provisioning, Reason,
     condition,
 };
-use cistern_proto::csi::v1::NodeExpandVolumeRequest;
 use failing_disk::Mode;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -30,18 +29,6 @@ fn filesystem(mut desired: PoolVolume, filesystem: FilesystemType) -> PoolVolume
 pub(super) fn block(mut desired: PoolVolume) -> PoolVolume {
     (desired.spec.access_type, desired.spec.filesystem) = (AccessType::Block, None);
     desired
-}
-
-/// Grows the filesystem of a published volume, as kubelet does.
-async fn expand(kubelet: &KubeletVolume<'_>, node: &Fixture, target: &str) -> i64 {
-    let request = NodeExpandVolumeRequest {
-        volume_id: kubelet.volume.clone(),
-        volume_path: text(&kubelet.target(target)),
-        ..NodeExpandVolumeRequest::default()
-    };
-    let mut client = node.driver.node_client().await;
-    let answer = client.node_expand_volume(request).await;
-    answer.unwrap().into_inner().capacity_bytes
 }
 
 #[tokio::test]
@@ -87,7 +74,7 @@ async fn a_volume_of_a_volume_group_is_used_grown_and_removed_and_leaves_nothing
         node.patch(&name, json!({"spec": {"size": larger}})).await;
         let has_grown = |object: &PoolVolume| status(object).size == Some(larger);
         node.until(&name, "to grow", has_grown).await;
-        assert_eq!(expand(&kubelet, &node, "pod").await, larger.to_i64());
+        assert_eq!(kubelet.expand("pod").await.unwrap(), larger.to_i64());
         let after = kubelet.statistics(&target).await.unwrap();
         assert!(after[0].total > before[0].total + (50 << 20), "{after:?}");
         node.until_reserved(larger).await;
@@ -141,7 +128,7 @@ async fn a_raw_block_volume_of_a_volume_group_grows_and_is_kept_while_it_is_stag
     node.patch(&name, json!({"spec": {"size": larger}})).await;
     let has_grown = |object: &PoolVolume| status(object).size == Some(larger);
     node.until(&name, "to grow", has_grown).await;
-    assert_eq!(expand(&kubelet, &node, "pod").await, larger.to_i64());
+    assert_eq!(kubelet.expand("pod").await.unwrap(), larger.to_i64());
     let bytes = node.shell("blockdev --getsize64 $1", &[&target]).await;
     assert_eq!(bytes.trim(), larger.0.to_string());
     node.until_reserved(larger).await;
