@@ -22,7 +22,7 @@ pub enum ClusterStep {
     RemoveClaim,
     /// The provisioner requests the deletion of a volume whose claim is gone.
     DeleteVolume,
-    /// It removes the PersistentVolume once the volume is gone.
+    /// It removes the PersistentVolume once the volume is gone. The administrator does if the policy is Retain.
     RemovePersistentVolume,
     /// The administrator removes the pod of a node that is switched off or lost.
     ForceDelete(Node),

@@ -76,16 +76,16 @@ pub(crate) fn is_end(state: &State) -> bool {
         None => !has_replicas && state.persistent_volume.is_none() && images(state) == 0,
         // Its disk is lost: there is nothing that anybody could do.
         Some(volume) if state.disk(volume.node).is_none() => true,
-        Some(volume) => !has_replicas && images(state) == 1 && is_served(state, &volume),
+        Some(volume) => {
+            let is_settled = is_served(state, &volume) || is_kept(state, &volume);
+            !has_replicas && images(state) == 1 && is_settled
+        }
     }
 }
 
 /// Whether the volume is ready and its claim and its pod have it.
 fn is_served(state: &State, volume: &Volume) -> bool {
     let is_its = |node: Node| node == volume.node;
-    let follows = state
-        .persistent_volume
-        .is_some_and(|found| is_its(found.node) && !found.terminating && !found.retain);
     let is_bound = state
         .claim
         .is_some_and(|claim| !claim.lost && !claim.terminating);
@@ -94,12 +94,21 @@ fn is_served(state: &State, volume: &Volume) -> bool {
     let is_running = state
         .pod
         .is_some_and(|pod| pod.node.is_some_and(is_its) && pod.running);
-    volume.is_ready()
-        && volume.target.is_none()
-        && !volume.deletion
-        && follows
-        && is_bound
-        && (!state.workload || runs && is_running)
+    is_found(state, volume, false) && is_bound && (!state.workload || runs && is_running)
+}
+
+/// Whether the volume is ready and the administrator decides about it: its claim was deleted while the PersistentVolume was
+/// replaced.
+pub(crate) fn is_kept(state: &State, volume: &Volume) -> bool {
+    is_found(state, volume, true) && state.claim.is_none()
+}
+
+/// Whether the volume is ready, and its PersistentVolume names its node and has this policy.
+fn is_found(state: &State, volume: &Volume, retain: bool) -> bool {
+    let follows = state.persistent_volume.is_some_and(|found| {
+        found.node == volume.node && !found.terminating && found.retain == retain
+    });
+    volume.is_ready() && volume.target.is_none() && !volume.deletion && follows
 }
 
 /// The images of the volume that can be reached, without a standby copy.

@@ -20,6 +20,8 @@ pub enum Goal {
     Returned,
     /// Its data was removed, as requested.
     Deleted,
+    /// Its claim was deleted while its PersistentVolume was replaced, and its data stays.
+    Kept,
     /// The move says why it cannot go on.
     Blocked,
 }
@@ -32,6 +34,9 @@ impl Goal {
             Self::Undone => "a move is undone",
             Self::Returned => "a volume has moved there and back",
             Self::Deleted => "a volume is deleted after its move began",
+            Self::Kept => {
+                "a volume stays whose claim is deleted while its PersistentVolume is replaced"
+            }
             Self::Blocked => "a move is blocked and says so",
         }
     }
@@ -44,6 +49,10 @@ impl Goal {
             Self::Deleted => {
                 |_, state| ending::is_end(state) && state.volume.is_none() && state.moves > 0
             }
+            Self::Kept => |_, state| {
+                let is_kept = |volume| ending::is_kept(state, &volume);
+                ending::is_end(state) && state.volume.is_some_and(is_kept)
+            },
             Self::Blocked => |_, state| {
                 let is_blocked = state.movement.is_some_and(|movement| movement.blocked);
                 ending::is_end(state) && is_blocked

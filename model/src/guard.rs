@@ -31,8 +31,10 @@ pub enum Guard {
     ReplaceAfterCommit,
     /// The PersistentVolume is saved in the move's status before it is deleted.
     SaveBeforeDelete,
-    /// A claim that is gone when the PersistentVolume is to be made again gets its volume deleted.
-    MissingClaimDeletes,
+    /// The PersistentVolume is created again also if its claim is gone.
+    CreateNeedsNoClaim,
+    /// The PersistentVolume that was created again gets its reclaim policy, and the move ends only after that.
+    PolicyIsRestored,
     /// A pod that is bound to the old node is deleted, and the move ends only after that.
     PodLeftIsDeleted,
     /// The agent stages only a volume that its view places on its node.
@@ -79,7 +81,7 @@ pub enum Guard {
 
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::CommitNeedsTheFence,
         Self::UndoRaisesTheEpoch,
         Self::CommitNeedsTheCopy,
@@ -94,7 +96,8 @@ impl Guard {
         Self::ReplicasAreCollected,
         Self::ReplaceAfterCommit,
         Self::SaveBeforeDelete,
-        Self::MissingClaimDeletes,
+        Self::CreateNeedsNoClaim,
+        Self::PolicyIsRestored,
         Self::PodLeftIsDeleted,
         Self::StageNeedsTheView,
         Self::StageNeedsReady,

@@ -40,10 +40,10 @@ pub enum Decision {
     Delete,
     /// Removes its finalizers: step 4.
     Strip,
-    /// Creates the PersistentVolume on the new node: step 5.
+    /// Creates the PersistentVolume on the new node, with the policy Retain and the annotation: step 5.
     Create,
-    /// Requests the deletion of a volume whose claim is gone, in place of step 5.
-    RequestDeletion,
+    /// Gives the new PersistentVolume its reclaim policy once it is bound, and removes the annotation: step 6.
+    Restore,
     /// Deletes a pod that is bound to the old node: step 8.
     DeletePodLeft,
     /// Reports that the move cannot go on.
@@ -67,6 +67,7 @@ impl Decision {
                 | Self::Delete
                 | Self::Strip
                 | Self::Create
+                | Self::Restore
         )
     }
 
@@ -74,12 +75,12 @@ impl Decision {
     pub(crate) fn is_outdated(self, before: &State, after: &State) -> bool {
         let uid = |state: &State| state.persistent_volume.map(|found| found.uid);
         match self {
-            Self::Declare | Self::RequestDeletion => before.volume != after.volume,
+            Self::Declare => before.volume != after.volume,
             Self::Evict | Self::DeletePodLeft => before.pod != after.pod,
             Self::HandOver(node, epoch) | Self::DeleteReplica(node, epoch) => {
                 before.replicas.of(node).at(epoch) != after.replicas.of(node).at(epoch)
             }
-            Self::Patch => before.persistent_volume != after.persistent_volume,
+            Self::Patch | Self::Restore => before.persistent_volume != after.persistent_volume,
             Self::Delete | Self::Strip => uid(before) != uid(after),
             Self::Save | Self::Block | Self::End => before.movement != after.movement,
             // The name that exists, or the schema, refuses these.
@@ -257,9 +258,14 @@ impl Protocol {
             // The disk may have left again.
             let is_away =
                 movement.plan.kind == Kind::Takeover && !self.disk_is_at(state, movement.plan.to());
+            let has_policy = |annotation| {
+                annotation != Some(movement.plan.uid)
+                    || state.claim.is_none()
+                    || !self.holds(Guard::PolicyIsRestored)
+            };
             let follows = state
                 .persistent_volume
-                .is_some_and(|it| it.node == volume.node);
+                .is_some_and(|it| it.node == volume.node && has_policy(it.annotation));
             return (is_away || self.is_ready(volume))
                 && (follows || volume.deletion || !self.holds(Guard::PersistentVolumeFollows))
                 && !self.has_pod_left(state, movement);

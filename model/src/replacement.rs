@@ -28,6 +28,11 @@ impl Protocol {
         let is_saved = movement.saved || !self.holds(Guard::SaveBeforeDelete);
         match state.persistent_volume {
             Some(found) if found.node == movement.plan.to() => {
+                let is_bound = state.claim.is_some_and(|claim| !claim.lost);
+                let is_marked = found.annotation == Some(movement.plan.uid);
+                if is_marked && is_bound && self.holds(Guard::PolicyIsRestored) {
+                    all.push(Decision::Restore);
+                }
                 let is_to_go = state.pod.is_some_and(|pod| !pod.terminating)
                     && self.has_pod_left(state, movement);
                 if is_to_go && self.holds(Guard::PodLeftIsDeleted) {
@@ -44,10 +49,12 @@ impl Protocol {
             } else {
                 Decision::Delete
             }),
-            None if !movement.saved || volume.deletion => {}
-            None if state.claim.is_some() => all.push(Decision::Create),
-            None if self.holds(Guard::MissingClaimDeletes) => all.push(Decision::RequestDeletion),
-            None => {}
+            None => {
+                let is_wanted = state.claim.is_some() || self.holds(Guard::CreateNeedsNoClaim);
+                if movement.saved && is_wanted {
+                    all.push(Decision::Create);
+                }
+            }
         }
     }
 }

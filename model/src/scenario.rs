@@ -176,7 +176,7 @@ impl Scenario {
             ..NOTHING
         },
         workload: true,
-        goals: &[Goal::Moved, Goal::Deleted],
+        goals: &[Goal::Moved, Goal::Deleted, Goal::Kept],
         ..QUIET
     };
 

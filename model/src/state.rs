@@ -198,7 +198,7 @@ pub struct PersistentVolume {
     pub node: Node,
     /// It has a deletion timestamp.
     pub terminating: bool,
-    /// Its policy is Retain for the time of the replacement.
+    /// Its policy is Retain: it is being replaced, or its claim was deleted meanwhile.
     pub retain: bool,
     /// The annotation of the VolumeMove that replaces it.
     pub annotation: Option<MoveUid>,

@@ -43,7 +43,6 @@ impl Protocol {
                     start(state, &volume, Kind::Takeover);
                 }
             }
-            Decision::RequestDeletion if fresh => state.volume.as_mut()?.deletion = true,
             Decision::Evict | Decision::DeletePodLeft if fresh => {
                 state.pod.as_mut()?.terminating = true;
             }
@@ -112,6 +111,10 @@ fn carry_out(state: &mut State, plan: Plan, decision: Decision, fresh: bool) -> 
             let found = state.persistent_volume.as_mut()?;
             (found.retain, found.annotation) = (true, Some(plan.uid));
         }
+        Decision::Restore if fresh => {
+            let found = state.persistent_volume.as_mut()?;
+            (found.retain, found.annotation) = (false, None);
+        }
         // The UID is the precondition of the next two.
         Decision::Delete if fresh => state.persistent_volume.as_mut()?.terminating = true,
         Decision::Strip if fresh => state.persistent_volume = None,
@@ -121,7 +124,7 @@ fn carry_out(state: &mut State, plan: Plan, decision: Decision, fresh: bool) -> 
                 uid: plan.base + 1,
                 node: plan.to(),
                 terminating: false,
-                retain: false,
+                retain: true,
                 annotation: Some(plan.uid),
             });
         }
