@@ -17,7 +17,7 @@ use crate::{Chain, Rejection};
 
 /// Objects in a page of the first list. Only a small part of most objects is cached, so a page can take
 /// more memory than all objects before it.
-pub const PAGE: u32 = 100;
+const PAGE: u32 = 100;
 
 /// The events of the selected objects. The stream never ends: after each error, it yields the error
 /// and tries again.
@@ -33,7 +33,7 @@ where
 
 /// Waits of a watch after consecutive failures: 1 s at first, at most 10 s. They are short, because
 /// pods that wait for a volume after an outage of the API server also wait for the watches.
-pub fn backoff() -> ExponentialBackoff {
+fn backoff() -> ExponentialBackoff {
     // The jitter at most doubles a wait.
     let waits = ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(800))

@@ -16,7 +16,7 @@ use kube::{
     runtime::{
         WatchStreamExt as _,
         reflector::{self, Store},
-        watcher::{self, watcher},
+        watcher,
     },
 };
 use serde::de::DeserializeOwned;
@@ -106,8 +106,8 @@ where
         + 'static,
 {
     let (store, writer) = reflector::store();
-    let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen(fields));
-    let events = events.backoff(watches::backoff());
+    let chosen = watcher::Config::default().fields(fields);
+    let events = watches::events(Api::<Guarded<K>>::all(client.clone()), chosen);
     let own_writes = Arc::clone(own_writes);
     let changes = or_none(events, K::kind(&()).into_owned(), definition)
         .modify(prune)
@@ -120,17 +120,11 @@ where
 
 /// Watches the ImageTransfers whose target is this node. Their names say all: an ImageTransfer is named after the volume.
 fn permissions(client: &Client, node_name: &str) -> Changes<PartialObjectMeta<ImageTransfer>> {
-    let received = chosen(&format!("spec.targetNode={node_name}"));
-    watcher(Api::all(client.clone()), received)
-        .backoff(watches::backoff())
+    let fields = format!("spec.targetNode={node_name}");
+    let received = watcher::Config::default().fields(&fields);
+    watches::events(Api::all(client.clone()), received)
         .touched_objects()
         .boxed()
-}
-
-fn chosen(fields: &str) -> watcher::Config {
-    watcher::Config::default()
-        .page_size(watches::PAGE)
-        .fields(fields)
 }
 
 /// Replaces the first list with an empty one if the kind is not defined. The watch continues to
