@@ -7,7 +7,7 @@ use cistern_crds::{
     ConditionType, Explanation, HasImage, Reason, condition, names,
     removal::{self, RemovalStep},
 };
-use kube::{Api, Resource};
+use kube::{Api, Resource, core::DeserializeGuard};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
@@ -36,6 +36,22 @@ pub(super) fn next(object: &impl HasImage, image: &str) -> Removal {
         }
         RemovalStep::Delete | RemovalStep::Release | RemovalStep::Held => Removal::Release,
     }
+}
+
+/// The object, if this version can read it. What it cannot read is left alone: nobody knows whose image that is.
+pub(super) fn readable<K>(object: DeserializeGuard<K>) -> Option<K>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let read = object.0.inspect_err(|invalid| {
+        tracing::warn!(
+            kind = %K::kind(&()),
+            object = invalid.metadata.name,
+            error = invalid.error,
+            "cannot read an object that a move may have left: it and its image stay"
+        );
+    });
+    read.ok()
 }
 
 /// Takes the next step of removing an object that a move has left. Fails if the API server refuses that.

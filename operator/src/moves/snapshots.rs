@@ -1,7 +1,7 @@
 //! The snapshots of a move: takes and removes them. Only those that `status` names.
 
 use cistern_crds::{Consistency, HasImage as _, PoolSnapshot, PoolSnapshotSpec};
-use kube::{Api, api::ListParams};
+use kube::{Api, api::ListParams, core::DeserializeGuard};
 
 use super::{Error, advance::Move, passes::Passes, removal};
 use crate::{Context, controller::Next};
@@ -75,17 +75,42 @@ impl Move<'_> {
     }
 }
 
-/// Removes the snapshots that a move has left whose VolumeMove is gone. Fails if the API server refuses that.
+/// Removes the snapshots that a move has left whose VolumeMove is gone. One that this version cannot read stays. Fails if the API
+/// server refuses that.
 pub(super) async fn remove_left(context: &Context, volume: &str) -> Result<Next, kube::Error> {
-    let api = Api::<PoolSnapshot>::all(context.client.clone());
+    let api = Api::<DeserializeGuard<PoolSnapshot>>::all(context.client.clone());
     let copied = ListParams::default().fields(&format!("spec.copiedFor={volume}"));
     let mut next = Next::OnChange;
-    for snapshot in api.list(&copied).await?.items {
-        if !snapshot.spec.is_of_move() {
-            continue;
-        }
+    for snapshot in left(api.list(&copied).await?.items) {
         next = Next::After(WAIT);
         removal::advance(context, &snapshot).await?;
     }
     Ok(next)
+}
+
+/// The snapshots of a list that were taken for a move.
+fn left(listed: Vec<DeserializeGuard<PoolSnapshot>>) -> impl Iterator<Item = PoolSnapshot> {
+    let found = listed.into_iter().filter_map(removal::readable);
+    found.filter(|snapshot| snapshot.spec.is_of_move())
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::testing::ready_snapshot;
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn r22_a_snapshot_that_cannot_be_read_stays_and_hides_no_other() {
+        let plain = ready_snapshot();
+        let mut of_move = plain.clone();
+        of_move.spec.copied_for = Some(plain.spec.source_volume.clone());
+        let mut strange = json!(of_move);
+        strange["status"]["creationTime"] = json!("2026-01-01T00:00:00x5Z");
+        let listed = [strange, json!(plain), json!(of_move)];
+        let read = |it| from_value::<DeserializeGuard<PoolSnapshot>>(it).unwrap();
+        let found: Vec<PoolSnapshot> = left(listed.map(read).into()).collect();
+        assert_eq!(found, [of_move]);
+    }
 }

@@ -125,6 +125,8 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
             affinity.map_or(Step::End, |it| Step::Repoint(json!(pointed_at(it, node))))
         }
         (true, false, _) => Step::Retain,
+        // Somebody has changed the policy back.
+        (true, true, false) if policy(found) != Some(RETAIN) => Step::Retain,
         (true, true, false) => Step::Delete,
         (true, true, true) => Step::Strip,
     }
@@ -133,9 +135,12 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
 /// Whether a PersistentVolume is deleted with its volume, because its claim is gone. Another one in its place would
 /// have no claim either, and keep the policy `Retain`.
 fn is_to_be_deleted(volume: &PersistentVolume) -> bool {
-    let policy = volume.spec.as_ref();
-    let policy = policy.and_then(|it| it.persistent_volume_reclaim_policy.as_deref());
-    policy == Some("Delete") && matches!(phase(volume), Some("Released" | "Failed"))
+    policy(volume) == Some("Delete") && matches!(phase(volume), Some("Released" | "Failed"))
+}
+
+fn policy(volume: &PersistentVolume) -> Option<&str> {
+    let spec = volume.spec.as_ref()?;
+    spec.persistent_volume_reclaim_policy.as_deref()
 }
 
 /// Whether a PersistentVolume has the mark of this move.
@@ -159,11 +164,17 @@ fn create(view: &View<'_>, saved: &Value) -> Step {
 
 /// The step that gives a PersistentVolume that was created again the reclaim policy of the replaced one. It is taken once
 /// kube-controller-manager has bound it, or if it has no claim: a claim that was deleted meanwhile does not delete the data.
-/// None if nothing is to be restored.
+/// One that is not replaced after all, because the volume is back on its node, gets its policy again, too. None if nothing is
+/// to be restored.
 fn restore(view: &View<'_>) -> Option<Step> {
     let (found, saved) = (view.persistent_volume?, saved_in(view.object)?);
     let is_new = saved_uid(view.object) != found.uid().as_deref();
-    if !is_new || !is_marked(view, found) || found.metadata.deletion_timestamp.is_some() {
+    let node = view
+        .volume
+        .map(|it| names::topology_value(&it.spec.node_name));
+    let is_kept = node.is_some() && node_of(found) == node.as_deref();
+    let is_to_stay = (is_new || is_kept) && found.metadata.deletion_timestamp.is_none();
+    if !is_to_stay || !is_marked(view, found) {
         return None;
     }
     let has_claim = found.spec.as_ref()?.claim_ref.is_some();

@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 use cistern_crds::{
-    ConditionType, Explanation, PoolVolume, Reason, ReplicaPurpose, condition, time,
+    ConditionType, Explanation, PoolReplica, PoolVolume, Reason, ReplicaPurpose, condition, time,
 };
 
 use super::{Action, Seen, checks::clear_one};
@@ -61,17 +61,31 @@ impl Seen<'_> {
     fn delete_left_pods(&self) -> Option<Action> {
         let to = &self.plan.to_node;
         let left = self.users.iter().filter(|pod| pod.is_left(to));
+        // The kubelet of the former node may take long to end a pod, or be gone.
+        let (ending, left): (Vec<&User>, Vec<&User>) = left.partition(|pod| pod.is_ending);
         let (made_again, kept): (Vec<&User>, Vec<&User>) =
-            left.partition(|pod| pod.stays().is_none());
+            left.into_iter().partition(|pod| pod.stays().is_none());
         if !made_again.is_empty() {
             let pods = made_again.into_iter().cloned();
             return Some(Action::DeletePods(pods.collect()));
         }
-        let message = format!(
-            "pods cannot start on their node, because the volume is on node {to} now: {}; delete them",
-            not_made_again(kept)?
-        );
-        Some(Action::Wait(Explanation::new(Reason::PodsRemain, message)))
+        let waits = |message: String| {
+            let why = Explanation::new(Reason::PodsRemain, message);
+            Some(Action::Wait(why))
+        };
+        if let Some(kept) = not_made_again(kept) {
+            return waits(format!(
+                "pods cannot start on their node, because the volume is on node {to} now: {kept}; delete them"
+            ));
+        }
+        if ending.is_empty() {
+            return None;
+        }
+        let ending: Vec<String> = ending.into_iter().map(ToString::to_string).collect();
+        let ending = ending.join(", ");
+        waits(format!(
+            "pods are being deleted that cannot start on their node, because the volume is on node {to} now: {ending}"
+        ))
     }
 
     /// Removes the replicas of a move that has not happened.
@@ -88,7 +102,7 @@ impl Seen<'_> {
             return action;
         }
         if let Some(incoming) = self.incoming {
-            return clear_one(incoming);
+            return self.remove_copy(incoming);
         }
         match self.retained {
             // Its image is the volume's own again.
@@ -97,6 +111,16 @@ impl Seen<'_> {
             }
             Some(retained) => clear_one(retained),
             None => Action::End,
+        }
+    }
+
+    /// Removes the replica of the copy, after its image. If the new node is gone, no agent is there that could remove
+    /// that.
+    pub(super) fn remove_copy(&self, copy: &PoolReplica) -> Action {
+        let is_gone = self.lost.is_some() && copy.spec.node_name == self.plan.to_node;
+        match clear_one(copy) {
+            Action::Wait(_) if is_gone => Action::Release(copy.spec.purpose),
+            action => action,
         }
     }
 }

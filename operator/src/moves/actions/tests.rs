@@ -164,6 +164,33 @@ fn an_undone_move_removes_the_copy_once_the_volume_is_ready_and_nothing_of_the_s
 }
 
 #[test]
+fn a_move_that_is_given_up_ends_although_the_node_of_its_copy_is_gone_for_good() {
+    let mut cancelled = Case::prepared();
+    let spec = &mut cancelled.volume.as_mut().unwrap().spec;
+    spec.cancelled_move_uid = Some("move-1".to_owned());
+    let mut undone = Case::prepared();
+    let volume = undone.volume.as_mut().unwrap();
+    volume.spec.epoch = 1;
+    volume.status.as_mut().unwrap().epoch = 1;
+    for mut case in [cancelled, undone] {
+        case.lost = Some("gone");
+        complete(case.incoming.as_mut().unwrap());
+        assert_eq!(case.next(), Action::Remove(ReplicaPurpose::Incoming));
+        let copy = case.incoming.as_mut().unwrap();
+        copy.spec.deletion_requested = true;
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Incoming));
+        // An earlier move has left it on a node that can remove it.
+        let copy = case.incoming.as_mut().unwrap();
+        "node-3".clone_into(&mut copy.spec.node_name);
+        assert_eq!(case.waits_for(), Some(Reason::RemovingImage));
+        case.incoming = None;
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+        case.retained = None;
+        assert_eq!(case.next(), Action::End);
+    }
+}
+
+#[test]
 fn the_copy_of_a_volume_that_is_not_ready_stays_although_its_move_is_cancelled() {
     let mut case = Case::prepared();
     let volume = case.volume.as_mut().unwrap();
@@ -276,6 +303,34 @@ fn the_former_node_keeps_its_image_until_the_volume_is_used_or_for_five_minutes(
     assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
     case.retained = None;
     assert_eq!(case.next(), Action::End);
+}
+
+#[test]
+fn a_pod_that_cannot_start_is_deleted_once_and_then_waited_for() {
+    let mut case = Case::arrived();
+    case.incoming = None;
+    let left = pod(Some("node-1"), false);
+    // The kubelet of the former node does not answer.
+    let ending = User {
+        is_ending: true,
+        ..left.clone()
+    };
+    case.users = vec![ending.clone(), left.clone()];
+    assert_eq!(case.next(), Action::DeletePods(vec![left]));
+    let bare = User {
+        controller: None,
+        ..ending.clone()
+    };
+    for ending in [ending, bare] {
+        case.users = vec![ending];
+        let Action::Wait(why) = case.next() else {
+            panic!("{:?}", case.next());
+        };
+        assert_eq!(why.reason, Reason::PodsRemain);
+        assert!(why.message.contains("are being deleted"), "{why}");
+    }
+    case.users.clear();
+    assert_eq!(case.waits_for(), Some(Reason::OldImageKept));
 }
 
 #[test]

@@ -31,8 +31,10 @@ impl Seen<'_> {
             return action;
         }
         if let Some(retained) = self.retained {
-            // Its removal was requested when the volume was ready elsewhere.
-            let is_to_go = retained.spec.deletion_requested && !is_refused(retained);
+            // Its removal was requested when the volume was ready elsewhere. Without an agent, nothing is removed.
+            let is_to_go = retained.spec.deletion_requested
+                && !is_refused(retained)
+                && !self.source.is_forgotten;
             return if is_to_go {
                 clear_one(retained)
             } else {
@@ -47,7 +49,8 @@ impl Seen<'_> {
             return Action::Wait(self.kept(copy));
         }
         let snapshots = self.remove_snapshots();
-        snapshots.unwrap_or_else(|| self.incoming.map_or(Action::End, clear_one))
+        let copy = || self.incoming.map(|copy| self.remove_copy(copy));
+        snapshots.or_else(copy).unwrap_or(Action::End)
     }
 
     fn kept(&self, copy: &PoolReplica) -> Explanation {
@@ -140,6 +143,23 @@ mod tests {
         let status = requested.retained.as_mut().unwrap().status.as_mut();
         condition::set(&mut status.unwrap().conditions, &refused, None, moment());
         assert_eq!(requested.next(), Action::Release(ReplicaPurpose::Retained));
+    }
+
+    #[test]
+    fn nothing_waits_for_a_node_that_is_gone_for_good() {
+        let mut case = gone(Case::arrived());
+        for replica in [&mut case.retained, &mut case.incoming] {
+            replica.as_mut().unwrap().spec.deletion_requested = true;
+        }
+        assert_eq!(case.waits_for(), Some(Reason::RemovingImage));
+        case.source.is_forgotten = true;
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Retained));
+        case.retained = None;
+        assert_eq!(case.waits_for(), Some(Reason::RemovingImage));
+        case.lost = Some("gone");
+        assert_eq!(case.next(), Action::Release(ReplicaPurpose::Incoming));
+        case.incoming = None;
+        assert_eq!(case.next(), Action::End);
     }
 
     #[test]

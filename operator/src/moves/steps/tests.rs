@@ -164,6 +164,48 @@ fn a_persistent_volume_has_its_reclaim_policy_again_once_it_is_bound_or_if_it_ha
 }
 
 #[test]
+fn a_persistent_volume_that_is_not_replaced_after_all_has_its_reclaim_policy_again() {
+    let mut object = object();
+    // The disk is back on its node, which has the volume now.
+    let mut found = persistent_volume("node-2");
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&found)),
+        ..VolumeMoveStatus::default()
+    });
+    let mark = (names::MOVE_ANNOTATION.to_owned(), object.uid().unwrap());
+    found.annotations_mut().extend([mark]);
+    let spec = found.spec.as_mut().unwrap();
+    spec.persistent_volume_reclaim_policy = Some("Retain".to_owned());
+    let mut in_phase = |phase: &str| {
+        found.status = Some(PersistentVolumeStatus {
+            phase: Some(phase.to_owned()),
+            ..PersistentVolumeStatus::default()
+        });
+        step(&object, Some(&found))
+    };
+    assert_eq!(in_phase("Released"), Step::End, "its claim was deleted");
+    assert_eq!(in_phase("Bound"), Step::Restore("Delete".to_owned()));
+    found.annotations_mut().remove(names::MOVE_ANNOTATION);
+    assert_eq!(step(&object, Some(&found)), Step::End);
+}
+
+#[test]
+fn a_persistent_volume_is_deleted_only_while_it_has_the_policy_retain() {
+    let (mut object, mut found) = (object(), persistent_volume("node-1"));
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&found)),
+        ..VolumeMoveStatus::default()
+    });
+    let mark = (names::MOVE_ANNOTATION.to_owned(), object.uid().unwrap());
+    found.annotations_mut().extend([mark]);
+    // Somebody has changed the policy back.
+    assert_eq!(step(&object, Some(&found)), Step::Retain);
+    let spec = found.spec.as_mut().unwrap();
+    spec.persistent_volume_reclaim_policy = Some("Retain".to_owned());
+    assert_eq!(step(&object, Some(&found)), Step::Delete);
+}
+
+#[test]
 fn a_persistent_volume_whose_claim_is_gone_is_replaced_only_if_it_is_kept() {
     let object = object();
     let mut found = persistent_volume("node-1");
