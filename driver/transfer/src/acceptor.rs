@@ -3,7 +3,7 @@
 //! *Invariants:* at most [`HANDSHAKES`] peers without a known key are served at a time, each for at most
 //! [`HANDSHAKE`]. With more of them the oldest of the address that has most of them is disconnected. So peers that say nothing do
 //! not delay others, and no address takes the handshakes of other addresses, however many it begins. A connection whose key is not
-//! admitted any more is closed, also while its peer takes nothing.
+//! admitted any more is closed, also while its peer takes nothing. One that gets no place is closed soon, too.
 
 use std::{
     collections::HashMap,
@@ -19,19 +19,19 @@ use futures::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
     task::{AbortHandle, JoinSet},
     time::{Instant, Interval, MissedTickBehavior, interval_at, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use crate::{Admits, HANDSHAKE, PublicKey, WATCHED};
+use crate::{
+    Admits, HANDSHAKE, PublicKey, WATCHED,
+    places::{Peer, Place, Places},
+};
 
 /// Handshakes at a time.
 const HANDSHAKES: usize = 64;
-/// Connections at a time: as many as nodes can receive from this one.
-const CONNECTIONS: usize = 32;
 /// Wait after an error of accept(2), such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,7 +47,7 @@ pub(crate) fn connections(
         admits,
         handshakes: JoinSet::new(),
         begun: Vec::new(),
-        connections: Arc::new(Semaphore::new(CONNECTIONS)),
+        places: Arc::default(),
     };
     stream::unfold(acceptor, async |mut acceptor| {
         let connection = acceptor.next().await;
@@ -62,7 +62,7 @@ struct Acceptor {
     handshakes: JoinSet<Option<Connection>>,
     /// The handshakes and the addresses of their peers, in the order of their begin; some may have ended.
     begun: Vec<(IpAddr, AbortHandle)>,
-    connections: Arc<Semaphore>,
+    places: Arc<Places>,
 }
 
 impl Acceptor {
@@ -86,7 +86,7 @@ impl Acceptor {
     }
 
     fn begin(&mut self, stream: TcpStream, address: IpAddr) {
-        let (tls, connections) = (self.tls.clone(), Arc::clone(&self.connections));
+        let (tls, places) = (self.tls.clone(), Arc::clone(&self.places));
         let admits = Arc::clone(&self.admits);
         self.begun.retain(|(_, handshake)| !handshake.is_finished());
         if self.begun.len() >= HANDSHAKES {
@@ -99,14 +99,14 @@ impl Acceptor {
         let begun = self.handshakes.spawn(async move {
             let stream = timeout(HANDSHAKE, tls.accept(stream)).await.ok()?.ok()?;
             let keys = stream.get_ref().1.peer_certificates()?;
-            let peer = PublicKey::from_der(keys.first()?).ok()?;
-            let permit = connections.try_acquire_owned().ok()?;
+            let key = PublicKey::from_der(keys.first()?).ok()?;
+            let place = places.take(key)?;
+            let watch = watch(place.peer());
             Some(Connection {
                 stream,
-                peer,
+                place,
                 admits,
-                watch: watch(),
-                _permit: permit,
+                watch,
             })
         });
         self.begun.push((address, begun));
@@ -124,9 +124,10 @@ fn crowding(addresses: &[IpAddr]) -> Option<usize> {
     addresses.iter().position(has_most)
 }
 
-/// When to check whether a key is still admitted.
-fn watch() -> Interval {
-    let mut watch = interval_at(Instant::now() + WATCHED, WATCHED);
+/// When to check whether a connection may still be open. One that is refused has time for a call, to be told why.
+fn watch(peer: Peer) -> Interval {
+    let first = if peer.is_ok() { WATCHED } else { HANDSHAKE };
+    let mut watch = interval_at(Instant::now() + first, WATCHED);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     watch
 }
@@ -134,17 +135,18 @@ fn watch() -> Interval {
 /// A connection whose peer has proved that it has its key.
 pub(crate) struct Connection {
     stream: TlsStream<TcpStream>,
-    peer: PublicKey,
+    place: Place,
     admits: Arc<Admits>,
     watch: Interval,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// Fails once the key of the peer is not admitted any more, which ends the connection. Wakes the task when to look again.
+    /// Fails once the key of the peer is not admitted any more, or once a refused connection has had its time, which ends the
+    /// connection. Wakes the task when to look again.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         while self.watch.poll_tick(context).is_ready() {
-            if !(self.admits)(&self.peer) {
+            let peer = self.place.peer();
+            if !peer.is_ok_and(|key| (self.admits)(&key)) {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
         }
@@ -153,10 +155,10 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = PublicKey;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> PublicKey {
-        self.peer
+    fn connect_info(&self) -> Peer {
+        self.place.peer()
     }
 }
 

@@ -14,12 +14,14 @@
 //! *Invariants:* nothing is sent to or taken from a peer that has not proved that it has the expected
 //! key. A connection that has not done that causes no work besides its handshake, of which few go on at a
 //! time, each for a short time. No session is resumed, so a key that was replaced cannot be used. A peer that takes nothing holds
-//! no data and no connection of the source for longer than it may have them. Memory does not grow with the number of requests.
+//! no data and no connection of the source for longer than it may have them, and no key has more than a share of the connections.
+//! Memory does not grow with the number of requests.
 
 mod acceptor;
 mod client;
 mod error;
 mod keys;
+mod places;
 mod rate;
 mod sending;
 mod server;

@@ -8,10 +8,16 @@ use cistern_proto::transfer::v1alpha1::{
 };
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
-use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes, transport::Server};
+use tonic::{
+    Request, Response, Status,
+    codegen::BoxStream,
+    service::{InterceptorLayer, Routes},
+    transport::Server,
+};
 
 use crate::{
     Error, KEEP_ALIVE, KeyPair, PublicKey, Rate, acceptor,
+    places::Peer,
     sending::{Granted, Sending},
     source::{Opened, Refused, Source},
     tls::{self, Admits},
@@ -20,9 +26,9 @@ use crate::{
 /// Calls at a time in a connection: a receiver has one.
 const CALLS: usize = 4;
 
-/// Serves the peers whose keys are admitted, until `stop` ends. A connection is closed whose key is not admitted any more. Each
-/// service finds the key of its peer as an extension of the request, and decides what that may ask. Fails if the key cannot be
-/// used.
+/// Serves the peers whose keys are admitted, until `stop` ends. A connection is closed whose key is not admitted any more. Calls
+/// of a key that has too many connections are refused. Each service finds the key of its peer as an extension of the request, and
+/// decides what that may ask. Fails if the key cannot be used.
 pub async fn serve(
     listener: TcpListener,
     own: &KeyPair,
@@ -38,10 +44,21 @@ pub async fn serve(
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .concurrency_limit_per_connection(CALLS)
+        .layer(InterceptorLayer::new(let_in))
         .add_routes(services)
         .serve_with_incoming_shutdown(connections, stop)
         .await;
     served.map_err(|error| Error::Protocol(error.to_string()))
+}
+
+/// Passes a call on with the key of its peer. Refuses it if its connection has no place.
+fn let_in(mut call: Request<()>) -> Result<Request<()>, Status> {
+    let peer = call.extensions_mut().remove::<Peer>();
+    let key = peer.ok_or(Refused::NotGranted)?;
+    // The peer may try again: others may have ended by then.
+    let key = key.map_err(|crowded| Status::unavailable(crowded.to_string()))?;
+    call.extensions_mut().insert(key);
+    Ok(call)
 }
 
 /// The service that sends what the source grants.

@@ -22,7 +22,7 @@ use cistern_host::{
     copy::{Chunk, Original},
 };
 use cistern_transfer::{
-    Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve, service,
+    Error, Fetch, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve, service,
 };
 use cistern_types::{Bytes, Provisioning};
 use futures::{
@@ -41,7 +41,7 @@ use tonic::{Code, service::Routes};
 
 const TRANSFER: &str = "of-volume-a";
 const SIZE: u64 = 64 << 20;
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_mins(2);
 
 /// Grants transfers to keys, and sends a chunk at each MiB.
 #[derive(Debug, Default)]
@@ -68,6 +68,12 @@ impl Granting {
             length: 4096,
             ..Self::default()
         }
+    }
+
+    /// Grants the transfer to another key, too.
+    fn grant(&self, key: PublicKey) {
+        let mut granted = self.granted.lock().unwrap();
+        granted.insert((key, TRANSFER.to_owned()));
     }
 
     fn is_sending(&self) -> bool {
@@ -415,22 +421,62 @@ async fn a_peer_that_takes_nothing_holds_neither_data_nor_connection_once_its_gr
     sender.finish().await;
 }
 
-#[tokio::test]
-async fn connections_of_a_key_that_is_not_admitted_any_more_are_not_in_the_way_of_others() {
-    let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let granting = Arc::new(Granting::to(own.public()));
-    let granted = (other.public(), TRANSFER.to_owned());
-    granting.granted.lock().unwrap().insert(granted);
-    let sender = Sender::start(Arc::clone(&granting) as _).await;
+/// Makes connections until one is refused. Returns them, and why no more is made.
+async fn crowd(own: &KeyPair, sender: &Sender) -> (Vec<Fetch>, Error) {
     let mut held = Vec::new();
-    while let Ok(fetched) = fetch(&own, sender.peer(), TRANSFER, None).await {
-        held.push(fetched);
+    loop {
+        match fetch(own, sender.peer(), TRANSFER, None).await {
+            Ok(fetched) => held.push(fetched),
+            Err(refused) => return (held, refused),
+        }
         assert!(held.len() < 100, "there is a limit");
     }
-    let error = received(&other, &sender, 0).await.unwrap_err();
-    assert!(is_refused(&error), "{error}");
+}
 
-    let is_other = |(key, _): &(PublicKey, String)| *key != own.public();
+/// The connection got no place, and its peer is told why.
+fn is_told(refused: &Error, why: &str) {
+    assert_eq!(code(refused), Code::Unavailable, "{refused}");
+    assert!(refused.to_string().contains(why), "{refused}");
+}
+
+#[tokio::test]
+async fn a_key_with_many_connections_is_refused_further_ones_and_is_not_in_the_way_of_others() {
+    let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let granting = Arc::new(Granting::to(own.public()));
+    granting.grant(other.public());
+    let sender = Sender::start(Arc::clone(&granting) as _).await;
+    let (mut held, refused) = crowd(&own, &sender).await;
+    assert_eq!(held.len(), 16);
+    is_told(&refused, "as many as one key may have");
+    // It opens nothing.
+    assert_eq!(granting.opened.load(Ordering::Relaxed), 16);
+    received(&other, &sender, 0).await.unwrap();
+
+    // Those that it has go on.
+    let chunks = held.pop().unwrap().read(0).await.unwrap();
+    let chunks: Vec<_> = timeout(SOON, chunks.collect()).await.unwrap();
+    assert!(chunks.iter().all(Result::is_ok));
+    // Once one of them has ended, it may have another one.
+    eventually(async || received(&own, &sender, 0).await.is_ok()).await;
+    drop(held);
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn connections_of_keys_that_are_not_admitted_any_more_are_not_in_the_way_of_others() {
+    let other = KeyPair::generate().unwrap();
+    let granting = Arc::new(Granting::to(other.public()));
+    let sender = Sender::start(Arc::clone(&granting) as _).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let own = KeyPair::generate().unwrap();
+        granting.grant(own.public());
+        held.extend(crowd(&own, &sender).await.0);
+    }
+    let refused = received(&other, &sender, 0).await.unwrap_err();
+    is_told(&refused, "as many as there may be");
+
+    let is_other = |(key, _): &(PublicKey, String)| *key == other.public();
     granting.granted.lock().unwrap().retain(is_other);
     eventually(async || received(&other, &sender, 0).await.is_ok()).await;
     drop(held);
