@@ -18,7 +18,7 @@ pub const NAME: usize = 64;
 #[cfg(test)]
 const TEXTS: usize = 13 << 10;
 
-/// Maximum bytes of a time, with nanoseconds and an offset. Without it a fraction has any number of digits.
+/// Maximum bytes of a time, with nanoseconds and an offset.
 pub const TIME: usize = 40;
 /// Maximum bytes of the path of a device in a status.
 pub const DEVICE: usize = 512;

@@ -35,6 +35,7 @@ pub mod reason;
 mod reference_page;
 pub mod removal;
 pub mod replica;
+mod schema;
 pub mod snapshot;
 pub mod snapshot_group;
 pub mod snapshot_parameters;
@@ -82,9 +83,7 @@ pub use volume_move::{
     VolumeMoveStatus,
 };
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
 /// All CustomResourceDefinitions of Cistern.
@@ -106,28 +105,9 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
                 .as_mut()
                 .and_then(|s| s.open_api_v3_schema.as_mut())
             {
-                suit_api_server(schema);
+                schema::suit_api_server(schema);
             }
         }
     }
     definitions
-}
-
-/// Removes the formats of Rust's unsigned numbers, about which the API server warns, and bounds times,
-/// whose format the API server accepts with any number of digits.
-fn suit_api_server(schema: &mut JSONSchemaProps) {
-    schema.format.take_if(|format| format.starts_with("uint"));
-    if schema.format.as_deref() == Some("date-time") {
-        schema.max_length = i64::try_from(bounds::TIME).ok();
-    }
-    for property in schema
-        .properties
-        .iter_mut()
-        .flat_map(|properties| properties.values_mut())
-    {
-        suit_api_server(property);
-    }
-    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        suit_api_server(items);
-    }
 }

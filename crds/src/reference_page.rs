@@ -5,16 +5,18 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
-use crate::{Bytes, definitions};
+use crate::{Bytes, definitions, time};
 
 const INTRODUCTION: &str = "\
 <!-- Generated from the Rust types: make generate. -->
 # Custom resources
 
 Every field of Cistern's kinds: its type, its default, what the API server accepts, and its meaning. `kubectl explain` shows the same.
-You write StoragePools. Cistern writes all other objects: StorageNodes from pools and nodes, the rest for claims and snapshots.
+You write StoragePools, and VolumeMoves if you are an administrator. Cistern writes all other objects: StorageNodes from pools and
+nodes, the rest for claims and snapshots.
 
-A quantity is a number of bytes with an optional suffix, such as `512Mi`, `100Gi` or `1.5Ti`. `[]` stands for each item of a list.
+A quantity is a number of bytes with an optional suffix, such as `512Mi`, `100Gi` or `1.5Ti`. A time has the form of RFC 3339, such as
+`2026-01-31T12:00:00Z`. `[]` stands for each item of a list.
 [Conditions, reasons and events](conditions.md) lists the values of `type` and `reason` in conditions.
 ";
 
@@ -107,7 +109,7 @@ fn type_of(schema: &Value) -> String {
     match (text(schema, "type").as_str(), items, values) {
         ("array", Some(items), _) => format!("list of {items}"),
         ("object", _, Some(values)) => format!("map to {values}"),
-        ("string", ..) if text(schema, "format") == "date-time" => "time".to_owned(),
+        ("string", ..) if text(schema, "pattern") == time::PATTERN => "time".to_owned(),
         ("string", ..) if text(schema, "pattern") == Bytes::PATTERN => "quantity".to_owned(),
         (name, ..) => name.to_owned(),
     }
@@ -129,6 +131,7 @@ fn accepted(schema: &Value, is_required: bool) -> String {
     if is_required {
         parts.push("required".to_owned());
     }
+    let pattern = text(schema, "pattern");
     let values = list(schema, "enum");
     if !values.is_empty() {
         let values = values.iter().filter_map(Value::as_str);
@@ -146,8 +149,8 @@ fn accepted(schema: &Value, is_required: bool) -> String {
         ("minProperties", "maxProperties", " entries"),
     ] {
         let (minimum, maximum) = (number(schema, minimum), number(schema, maximum));
-        // The length of a quantity says nothing to a reader.
-        if unit == " characters" && text(schema, "pattern") == Bytes::PATTERN {
+        // The length of a quantity or time says nothing to a reader.
+        if unit == " characters" && is_named(&pattern) {
             continue;
         }
         match (minimum, maximum) {
@@ -157,8 +160,7 @@ fn accepted(schema: &Value, is_required: bool) -> String {
             (None, None) => {}
         }
     }
-    let pattern = text(schema, "pattern");
-    if !pattern.is_empty() && pattern != Bytes::PATTERN {
+    if !pattern.is_empty() && !is_named(&pattern) {
         parts.push(format!("pattern `{}`", pattern.replace('|', r"\|")));
     }
     parts.extend(messages(schema));
@@ -173,6 +175,11 @@ fn accepted(schema: &Value, is_required: bool) -> String {
         parts.push(format!("each {items}"));
     }
     parts.join("; ")
+}
+
+/// Whether the page calls the texts that a pattern matches by the name of their type.
+fn is_named(pattern: &str) -> bool {
+    [Bytes::PATTERN, time::PATTERN].contains(&pattern)
 }
 
 /// Returns the messages of the CEL rules of a schema.
@@ -214,4 +221,19 @@ fn cell(text: &str) -> String {
 fn write(page: &mut String, line: &str) {
     page.push_str(line);
     page.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_quantities_are_named_and_show_no_pattern() {
+        let page = reference_page();
+        assert!(page.contains("| time |  | required |"), "{page}");
+        assert!(page.contains("| quantity |"), "{page}");
+        for pattern in [Bytes::PATTERN, time::PATTERN] {
+            assert!(!page.contains(&cell(pattern)), "{pattern}");
+        }
+    }
 }

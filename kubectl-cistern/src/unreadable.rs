@@ -95,10 +95,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::testing::object;
 
-    /// A StoragePool whose size is larger than 64 bits of bytes.
-    pub(crate) fn huge(name: &str) -> DeserializeGuard<StoragePool> {
+    /// A StoragePool whose size has a form that Cistern does not read.
+    pub(crate) fn strange(name: &str) -> DeserializeGuard<StoragePool> {
         object(json!({"metadata": {"name": name},
-            "spec": {"nodeSelector": {}, "source": {"image": {"size": "20Ei"}}}}))
+            "spec": {"nodeSelector": {}, "source": {"image": {"size": "1e12"}}}}))
     }
 
     #[test]
@@ -106,19 +106,19 @@ pub(crate) mod tests {
         let mut unreadable = UnreadableObjects::default();
         let pools = crate::testing::cluster().pools.into_iter();
         let pools = pools.map(|pool| DeserializeGuard(Ok(pool)));
-        let readable = unreadable.sort_out(iter::once(huge("huge")).chain(pools));
+        let readable = unreadable.sort_out(iter::once(strange("strange")).chain(pools));
         assert_eq!(readable, crate::testing::cluster().pools);
         let message = unreadable
-            .refuse::<StoragePool>(Some("huge"))
+            .refuse::<StoragePool>(Some("strange"))
             .unwrap_err()
             .to_string();
         assert!(
-            message.starts_with("StoragePool huge cannot be read: "),
+            message.starts_with("StoragePool strange cannot be read: "),
             "{message}"
         );
-        assert!(message.contains("20Ei"), "{message}");
+        assert!(message.contains("1e12"), "{message}");
         assert_eq!(unreadable.refuse::<StoragePool>(Some("fast")), Ok(()));
-        assert_eq!(unreadable.refuse::<PoolVolume>(Some("huge")), Ok(()));
+        assert_eq!(unreadable.refuse::<PoolVolume>(Some("strange")), Ok(()));
         assert_eq!(unreadable.refuse::<StoragePool>(None), Ok(()));
     }
 }

@@ -11,6 +11,10 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// A number of bytes, written as a Kubernetes quantity (`10Gi`, `1500M`, `4096`).
+///
+/// *Invariant:* each text that [`Self::PATTERN`] matches is read in a custom resource. A number with more than 64 bits is read as the
+/// largest size: a field that is refused would make its whole object unreadable. Kubernetes reads such a quantity as its own
+/// largest one, too. Anywhere else, such a number is an error.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -122,31 +126,41 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl ParseError {
+    fn of(text: &str) -> Self {
+        Self {
+            text: text.chars().take(64).collect(),
+        }
+    }
+}
+
+/// Reads a quantity. The result is None if the number has more than 64 bits.
+fn read(text: &str) -> Result<Option<Bytes>, ParseError> {
+    let error = || ParseError::of(text);
+    let (number, unit) = BINARY
+        .iter()
+        .chain(&DECIMAL)
+        .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
+        .unwrap_or((text, 1));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |part: &str| part.bytes().all(|c| c.is_ascii_digit());
+    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 18 {
+        return Err(error());
+    }
+    // Computes exactly in units of 10^-len(fraction), and rounds up to a whole byte. What 128 bits do not hold in these units has
+    // more than 64 bits in bytes, because there are 18 digits of a fraction at most.
+    let scale = 10_u128.pow(u32::try_from(fraction.len()).map_err(|_| error())?);
+    let scaled = format!("{whole}{fraction}").parse::<u128>().ok();
+    let bytes = scaled.and_then(|scaled| scaled.checked_mul(u128::from(unit)));
+    let bytes = bytes.map(|bytes| u64::try_from(bytes.div_ceil(scale)));
+    Ok(bytes.and_then(Result::ok).map(Bytes))
+}
+
 impl FromStr for Bytes {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let error = || ParseError {
-            text: text.chars().take(64).collect(),
-        };
-        let (number, unit) = BINARY
-            .iter()
-            .chain(&DECIMAL)
-            .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
-            .unwrap_or((text, 1));
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let digits = |part: &str| part.bytes().all(|c| c.is_ascii_digit());
-        if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 18 {
-            return Err(error());
-        }
-        // Computes exactly in units of 10^-len(fraction), and rounds up to a whole byte.
-        let scaled: u128 = format!("{whole}{fraction}").parse().map_err(|_| error())?;
-        let scale = 10_u128.pow(u32::try_from(fraction.len()).map_err(|_| error())?);
-        let bytes = scaled
-            .checked_mul(u128::from(unit))
-            .ok_or_else(error)?
-            .div_ceil(scale);
-        u64::try_from(bytes).map(Self).map_err(|_| error())
+        read(text)?.ok_or_else(|| ParseError::of(text))
     }
 }
 
@@ -156,11 +170,12 @@ impl From<Bytes> for String {
     }
 }
 
+/// Reads a size in a custom resource.
 impl TryFrom<String> for Bytes {
     type Error = ParseError;
 
     fn try_from(text: String) -> Result<Self, ParseError> {
-        text.parse()
+        Ok(read(&text)?.unwrap_or(Self(u64::MAX)))
     }
 }
 
@@ -218,7 +233,43 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_number_with_more_than_64_bits_is_the_largest_size_in_a_custom_resource_only() {
+        let in_resource = |text: &str| serde_json::from_value::<Bytes>(text.into()).ok();
+        let largest = u64::MAX.to_string();
+        assert_eq!(largest.parse(), Ok(Bytes(u64::MAX)));
+        for text in [
+            "18446744073709551616",
+            "99Ei",
+            "16.000000000000000001Ei",
+            "9999999999.999999999999999999Ei",
+            &"9".repeat(60),
+        ] {
+            assert_eq!(in_resource(text), Some(Bytes(u64::MAX)), "{text}");
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+        for (text, bytes) in [
+            (largest.as_str(), u64::MAX),
+            ("18446744073709551614.5", u64::MAX),
+            ("15.999999999999999999Ei", u64::MAX),
+            ("0000000000000000000000000001Ei", 1 << 60),
+        ] {
+            assert_eq!(in_resource(text), Some(Bytes(bytes)), "{text}");
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+        for text in ["", "-1", "1e12", "99ei"] {
+            assert_eq!(in_resource(text), None, "{text}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn each_text_that_the_pattern_matches_is_read_in_a_custom_resource(
+            text in "[0-9]{1,32}(\\.[0-9]{1,18})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
+        ) {
+            prop_assert!(Bytes::try_from(text).is_ok());
+        }
+
         #[test]
         fn a_printed_size_is_read_back(bytes: u64) {
             prop_assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)));

@@ -11,13 +11,16 @@ use cistern_crds::{
     PoolReplica, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, is_zero,
 };
 use cistern_host::{Inventory, Root, Uid};
-use kube::{Api, Client, api::ListParams, runtime::reflector::store::WriterDropped};
+use kube::{
+    Api, Client, Resource, api::ListParams, core::DeserializeGuard,
+    runtime::reflector::store::WriterDropped,
+};
 use serde::Serialize;
 
 use crate::{
     agent::{Agent, desired::readable},
     blocking::{self, on_host},
-    findings::{self, Finding, View, findings},
+    findings::{self, Finding, Unreadable, View, findings},
 };
 
 /// Why the check failed.
@@ -85,24 +88,25 @@ impl Report {
     }
 }
 
-/// Compares the node with its custom resources. Fails if the host cannot be inspected, or if the
-/// API server returns an error.
+/// Compares the node with its custom resources. One that this version cannot read is a finding. Fails if the host cannot be
+/// inspected, or if the API server returns an error.
 pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Error> {
     let failed = |source| Error::Api {
         node: node.to_owned(),
         source: Box::new(source),
     };
-    let nodes: Api<StorageNode> = Api::all(client.clone());
+    let nodes: Api<DeserializeGuard<StorageNode>> = Api::all(client.clone());
     let groups = nodes.get_opt(node).await.map_err(failed)?;
+    let groups = groups.and_then(|node| node.0.ok());
     let groups = groups.map_or_else(Vec::new, |node| findings::groups(&node.spec));
     // Reads the disk first: images made afterwards have their custom resource already.
     let inventory = inventory(root, groups).await?;
-    let volumes: Api<PoolVolume> = Api::all(client.clone());
-    let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
-    let groups: Api<PoolSnapshotGroup> = Api::all(client.clone());
-    let replicas: Api<PoolReplica> = Api::all(client);
+    let volumes: Api<DeserializeGuard<PoolVolume>> = Api::all(client.clone());
+    let snapshots: Api<DeserializeGuard<PoolSnapshot>> = Api::all(client.clone());
+    let groups: Api<DeserializeGuard<PoolSnapshotGroup>> = Api::all(client.clone());
+    let replicas: Api<DeserializeGuard<PoolReplica>> = Api::all(client);
     let ours = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let view = View {
+    let listed = Listed {
         node: nodes.get_opt(node).await.map_err(failed)?,
         volumes: volumes.list(&ours).await.map_err(failed)?.items,
         snapshots: snapshots.list(&ours).await.map_err(failed)?.items,
@@ -112,9 +116,59 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
             Err(error) if Rejection::from(&error) == Rejection::NotFound => Vec::new(),
             listed => listed.map_err(failed)?.items,
         },
-        inventory,
     };
-    Ok(report(node, &view))
+    Ok(report(node, &listed.beside(inventory)))
+}
+
+/// The custom resources of a node, readable by this version or not.
+#[derive(Debug, Default)]
+struct Listed {
+    node: Option<DeserializeGuard<StorageNode>>,
+    volumes: Vec<DeserializeGuard<PoolVolume>>,
+    snapshots: Vec<DeserializeGuard<PoolSnapshot>>,
+    groups: Vec<DeserializeGuard<PoolSnapshotGroup>>,
+    replicas: Vec<DeserializeGuard<PoolReplica>>,
+}
+
+impl Listed {
+    /// Both sides of the comparison.
+    fn beside(self, inventory: Inventory) -> View {
+        let mut unreadable = Vec::new();
+        View {
+            node: sort_out(self.node, &mut unreadable).pop(),
+            volumes: sort_out(self.volumes, &mut unreadable),
+            snapshots: sort_out(self.snapshots, &mut unreadable),
+            groups: sort_out(self.groups, &mut unreadable),
+            replicas: sort_out(self.replicas, &mut unreadable),
+            unreadable,
+            inventory,
+        }
+    }
+}
+
+/// Returns the objects that this version can read, and adds the others to `unreadable`.
+fn sort_out<K>(
+    objects: impl IntoIterator<Item = DeserializeGuard<K>>,
+    unreadable: &mut Vec<Unreadable>,
+) -> Vec<K>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let mut found = Vec::new();
+    for object in objects {
+        match object.0 {
+            Ok(object) => found.push(object),
+            Err(invalid) => unreadable.push(Unreadable {
+                object: format!(
+                    "{} {}",
+                    K::kind(&()),
+                    invalid.metadata.name.unwrap_or_default()
+                ),
+                error: invalid.error,
+            }),
+        }
+    }
+    found
 }
 
 /// Compares the node of an agent with its custom resources as the watches show them, once the first lists have arrived.
@@ -141,6 +195,7 @@ pub async fn check_watched(agent: &Agent) -> Result<Report, Error> {
         snapshots,
         groups,
         replicas,
+        unreadable: Vec::new(),
         inventory,
     };
     Ok(report(name, &view))
@@ -198,4 +253,59 @@ impl fmt::Display for Report {
 fn count(number: usize, thing: &str) -> String {
     let s = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{s}")
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt;
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::{
+        findings::FindingKind,
+        testing::{ready_snapshot, ready_volume},
+    };
+
+    /// The object with a size that Cistern does not read.
+    fn strange(object: &impl Serialize) -> Value {
+        let mut object = json!(object);
+        object["metadata"]["name"] = json!("strange");
+        object["spec"]["size"] = json!("1e12");
+        object
+    }
+
+    #[test]
+    fn r22_an_object_that_cannot_be_read_is_named_and_hides_no_other() {
+        let mut strange_snapshot = strange(&ready_snapshot());
+        strange_snapshot["spec"]["takenAt"] = json!([]);
+        let strange_node = json!({"metadata": {"name": "n"}, "spec": {"pools": 1}});
+        let listed = Listed {
+            node: Some(from_value(strange_node).unwrap()),
+            volumes: vec![
+                from_value(strange(&ready_volume())).unwrap(),
+                DeserializeGuard(Ok(ready_volume())),
+            ],
+            snapshots: vec![from_value(strange_snapshot).unwrap()],
+            ..Listed::default()
+        };
+        let view = listed.beside(Inventory::default());
+        assert_eq!(view.node, None);
+        let volumes = view.volumes.iter().map(ResourceExt::name_any);
+        assert_eq!(volumes.collect::<Vec<_>>(), [ready_volume().name_any()]);
+        let report = report("n", &view);
+        assert_eq!((report.volumes, report.snapshots), (1, 0));
+        let mut named = Vec::new();
+        for finding in &report.findings {
+            assert_eq!(finding.kind, FindingKind::ObjectUnreadable, "{finding:?}");
+            named.push(finding.object.as_str());
+        }
+        let expected = [
+            "StorageNode n",
+            "PoolVolume strange",
+            "PoolSnapshot strange",
+        ];
+        assert_eq!(named, expected);
+        let of_volume = &report.findings[1].message;
+        assert!(of_volume.contains("1e12"), "{of_volume}");
+    }
 }

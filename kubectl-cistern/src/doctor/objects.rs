@@ -43,7 +43,7 @@ mod tests {
     fn each_object_that_cannot_be_read_is_a_warning() {
         let mut cluster = crate::testing::cluster();
         assert_eq!(readable(&cluster)[0].outcome, CheckOutcome::Ok);
-        let pools = ["one", "two"].map(crate::unreadable::tests::huge);
+        let pools = ["one", "two"].map(crate::unreadable::tests::strange);
         cluster.unreadable.sort_out(pools);
         let checks = readable(&cluster);
         assert_eq!(checks.len(), 2);

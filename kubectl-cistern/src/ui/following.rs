@@ -307,12 +307,12 @@ mod tests {
     fn a_followed_cluster_names_an_unreadable_object_and_has_the_others() {
         let mut following = Following::of_cluster(crate::testing::cluster());
         let mut pools = guarded(crate::testing::cluster().pools);
-        pools.push(crate::unreadable::tests::huge("huge"));
+        pools.push(crate::unreadable::tests::strange("strange"));
         following.pools = Watched::fixed(pools);
         let cluster = following.cluster();
         assert_eq!(cluster.pools, crate::testing::cluster().pools);
         let named = cluster.unreadable.iter().map(|it| it.name.as_str());
-        assert_eq!(named.collect::<Vec<_>>(), ["huge"]);
+        assert_eq!(named.collect::<Vec<_>>(), ["strange"]);
     }
 
     #[test]

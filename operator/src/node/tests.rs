@@ -326,7 +326,7 @@ fn r21_a_pool_whose_spec_makes_no_sense_changes_nothing_on_its_nodes() {
         "apiVersion": "cistern.storage/v1alpha1",
         "kind": "StoragePool",
         "metadata": {"name": "fast", "uid": uid("fast")},
-        "spec": {"nodeSelector": {}, "source": {"image": {"size": "20Ei"}}},
+        "spec": {"nodeSelector": {}, "source": {"image": {"size": "1e12"}}},
     }))
     .unwrap();
     assert!(unreadable.0.is_err());

@@ -52,12 +52,39 @@ pub enum FindingKind {
     PoolWithoutNode,
     /// A file that is not Cistern's.
     Stray,
+    /// A custom resource of the node that this version cannot read.
+    ObjectUnreadable,
 }
 
 impl FindingKind {
     /// The machine-readable name.
     pub fn to_name(self) -> String {
         format!("{self:?}")
+    }
+
+    /// Whether something is of this kind because no custom resource of the node claims it. A custom resource that cannot be read
+    /// may claim anything.
+    pub(super) fn needs_all_objects(self) -> bool {
+        match self {
+            Self::ImageWithoutObject
+            | Self::ClosedImageWithoutObject
+            | Self::CopyWithoutObject
+            | Self::GroupIncomplete
+            | Self::LedgerMismatch
+            | Self::MountWithoutVolume
+            | Self::PoolWithoutNode => true,
+            Self::VolumeWithoutImage
+            | Self::SnapshotWithoutImage
+            | Self::IdentityConflict
+            | Self::UnfinishedImage
+            | Self::DeletionUnfinished
+            | Self::LoopWithoutUse
+            | Self::MappingWithoutUse
+            | Self::PoolNotMounted
+            | Self::PoolSilent
+            | Self::Stray
+            | Self::ObjectUnreadable => false,
+        }
     }
 }
 
@@ -81,6 +108,7 @@ impl fmt::Display for FindingKind {
             Self::PoolSilent => "pool that does not answer",
             Self::PoolWithoutNode => "pool that the node does not carry",
             Self::Stray => "stray file",
+            Self::ObjectUnreadable => "object that cannot be read",
         })
     }
 }

@@ -80,6 +80,7 @@ fn clean() -> View {
         snapshots: Vec::new(),
         groups: Vec::new(),
         replicas: Vec::new(),
+        unreadable: Vec::new(),
         inventory: Inventory {
             pools: vec![PoolInventory {
                 uid: "pool-uid".parse().unwrap(),
@@ -602,4 +603,30 @@ fn a_replica_beside_its_volume_is_counted_once() {
     let mut retained = replica("pvc-1", 0);
     retained.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
     assert_eq!(kinds(|view| view.replicas = vec![retained.clone()]), []);
+}
+
+#[test]
+fn r22_while_an_object_cannot_be_read_nothing_is_said_to_be_unclaimed() {
+    let unreadable = || Unreadable {
+        object: "PoolVolume pvc-1".to_owned(),
+        error: "its size is none".to_owned(),
+    };
+    let found = kinds(|view| {
+        view.volumes.clear();
+        view.inventory.pools[0].images.push(image("uid-2"));
+        view.unreadable.push(unreadable());
+    });
+    assert_eq!(found, [FindingKind::ObjectUnreadable]);
+    // What the objects that can be read lack is found.
+    let found = kinds(|view| {
+        view.inventory.pools[0].images.clear();
+        view.unreadable.push(unreadable());
+    });
+    assert_eq!(
+        found,
+        [
+            FindingKind::VolumeWithoutImage,
+            FindingKind::ObjectUnreadable
+        ]
+    );
 }

@@ -7,6 +7,7 @@ use cistern_client::Chain;
 use cistern_crds::{
     AccessType, StorageNode, bounds,
     drift::{Drift, Orphan, OrphanIdentity},
+    time::acceptable,
     volume::SourceKind,
 };
 use cistern_host::{Content, Identity, Inventory, Owner};
@@ -87,6 +88,7 @@ fn view(agent: &Agent, inventory: Inventory) -> Option<(StorageNode, View)> {
         snapshots,
         groups,
         replicas,
+        unreadable: Vec::new(),
         inventory,
     };
     Some((node, view))
@@ -148,7 +150,8 @@ fn is_reported(view: &View, finding: &Finding) -> bool {
         | FindingKind::MappingWithoutUse
         | FindingKind::MountWithoutVolume
         | FindingKind::PoolWithoutNode
-        | FindingKind::Stray => true,
+        | FindingKind::Stray
+        | FindingKind::ObjectUnreadable => true,
     }
 }
 
@@ -163,7 +166,7 @@ fn orphan(unclaimed: &Unclaimed<'_>, now: DateTime<Utc>) -> Orphan {
         }),
         since: now,
         belongs_to: None,
-        trashed_since: unclaimed.discarded,
+        trashed_since: unclaimed.discarded.map(acceptable),
     }
 }
 
@@ -181,7 +184,7 @@ fn described(identity: &Identity) -> OrphanIdentity {
             snapshot.name.clone(),
             Some(snapshot.volume.clone()),
             Some(snapshot.source.to_string()),
-            Some(snapshot.time),
+            Some(acceptable(snapshot.time)),
         ),
     };
     OrphanIdentity {
@@ -195,5 +198,37 @@ fn described(identity: &Identity) -> OrphanIdentity {
         filesystem,
         encryption: identity.encrypted_with(),
         provisioning: identity.provisioning,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::Datelike as _;
+    use cistern_crds::{Bytes, Provisioning};
+    use cistern_host::SnapshotRecord;
+
+    use super::*;
+    use crate::testing::POOL_UUID;
+
+    #[test]
+    fn a_time_that_the_schema_refuses_and_a_disk_states_is_reported_as_the_nearest_one() {
+        let record = SnapshotRecord {
+            name: "snapshot-1".into(),
+            volume: "pvc-1".into(),
+            source: "uid-1".parse().unwrap(),
+            time: DateTime::<Utc>::MAX_UTC,
+        };
+        let identity = Identity {
+            encryption: None,
+            owner: Owner::Snapshot(record),
+            uid: "uid-2".parse().unwrap(),
+            pool_uuid: POOL_UUID.parse().unwrap(),
+            size: Bytes::gib(1),
+            content: Content::Block,
+            provisioning: Provisioning::Thin,
+            source: None,
+        };
+        let stated = described(&identity).creation_time;
+        assert_eq!(stated.map(|it| it.year()), Some(2999));
     }
 }
