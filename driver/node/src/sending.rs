@@ -57,7 +57,12 @@ impl Sending {
             unavailable(&why)
         })?;
         let agent = Arc::clone(&self.agent);
-        let lost = async move { agent.pools.lost(&pool_name).await };
+        // It is polled after the image was opened. The pool may have been lost by then.
+        let lost = async move {
+            if agent.pools.usable(&pool_name).is_ok() {
+                agent.pools.lost(&pool_name).await;
+            }
+        };
         // Nothing else may be compared with the image: the answer says where they differ.
         let base = base.filter(|base| spec.base_image.as_deref() == Some(base));
         let base = base.and_then(|base| base.parse().ok());

@@ -34,7 +34,8 @@ impl ReportedProgress for PoolVolume {
 }
 
 impl Reconciliation<'_, PoolVolume> {
-    /// Waits for something; none once the object is outdated.
+    /// Waits for something that can take hours to come. None once the object is outdated, or something was observed of
+    /// the volume that its status does not report: the next reconcile reports that, and waits again.
     pub(super) async fn unless_outdated<T>(&self, awaited: impl Future<Output = T>) -> Option<T> {
         let mut awaited = pin!(awaited);
         loop {
@@ -42,17 +43,21 @@ impl Reconciliation<'_, PoolVolume> {
                 done = &mut awaited => return Some(done),
                 () = sleep(INTERVAL) => {}
             }
-            if self.is_outdated() {
+            if self.is_outdated() || note::has_news(self.agent, self.object) {
                 return None;
             }
         }
     }
 
-    /// Whether the spec has changed since this reconcile began, or the object is gone.
+    /// Whether the spec has changed since this reconcile began, or the object is gone. Another one that was created
+    /// under its name begins with the same generation.
     pub(super) fn is_outdated(&self) -> bool {
         let shown = self.agent.desired.volume(&self.name);
         let shown = shown.as_deref().and_then(readable);
-        shown.is_none_or(|shown| shown.metadata.generation != self.object.metadata.generation)
+        let (uid, generation) = (&self.object.metadata.uid, self.object.metadata.generation);
+        shown.is_none_or(|shown| {
+            shown.metadata.uid != *uid || shown.metadata.generation != generation
+        })
     }
 
     /// Whether the volume is to be deleted by now.
@@ -60,5 +65,88 @@ impl Reconciliation<'_, PoolVolume> {
         let shown = self.agent.desired.volume(&self.name);
         let is_deleted = |volume: &PoolVolume| volume.spec.deletion_requested;
         shown.as_deref().and_then(readable).is_some_and(is_deleted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+
+    use chrono::Utc;
+    use cistern_crds::{
+        ConditionType,
+        condition::{self, ConditionUpdate},
+    };
+    use cistern_host::{Linux, Root};
+    use cistern_transfer::KeyPair;
+    use http::{Request, Response};
+    use kube::{
+        Client, ResourceExt as _,
+        client::Body,
+        core::DeserializeGuard,
+        runtime::{
+            reflector::{self, store::Writer},
+            watcher::Event,
+        },
+    };
+    use tokio::time::timeout;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{
+        agent::{Agent, desired::Guarded, observations::Growth},
+        testing::{at, ready_volume},
+    };
+
+    /// An agent that makes no request, and the watch of its volumes.
+    fn watched() -> (Agent, Writer<Guarded<PoolVolume>>) {
+        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
+        let client = Client::new(service_fn(api_server), "default");
+        let root = Root::new("/nowhere", Arc::new(Linux::new("/nowhere")));
+        let keys = KeyPair::generate().unwrap();
+        let (mut agent, _) = Agent::new(&client, "node-1", root, keys, Utc::now);
+        let (volumes, watch) = reflector::store();
+        agent.desired.volumes = volumes;
+        (agent, watch)
+    }
+
+    fn show(watch: &mut Writer<Guarded<PoolVolume>>, volume: &PoolVolume) {
+        watch.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(volume.clone()))));
+    }
+
+    #[tokio::test]
+    async fn an_object_is_outdated_once_its_spec_changes_or_another_one_has_its_name() {
+        let (agent, mut watch) = watched();
+        let volume = ready_volume();
+        let reconciliation = Reconciliation::of(&agent, &volume);
+        assert!(reconciliation.is_outdated(), "it is gone");
+        show(&mut watch, &volume);
+        assert!(!reconciliation.is_outdated());
+        let mut changed = volume.clone();
+        changed.metadata.generation = Some(2);
+        show(&mut watch, &changed);
+        assert!(reconciliation.is_outdated());
+        let mut created_again = volume.clone();
+        created_again.metadata.uid = Some("uid-2".to_owned());
+        show(&mut watch, &created_again);
+        assert!(reconciliation.is_outdated());
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_other_volumes_ends_once_there_is_something_to_report() {
+        let (agent, mut watch) = watched();
+        let mut volume = ready_volume();
+        let enforced = ConditionUpdate::reconciled(ConditionType::LimitsEnforced);
+        let status = volume.status.get_or_insert_default();
+        condition::set(&mut status.conditions, &enforced, None, at(0));
+        show(&mut watch, &volume);
+        assert!(!note::has_news(&agent, &volume));
+        let growth = Growth::Incomplete("it is mounted".to_owned());
+        agent.observations.grew(&volume.name_any(), growth, None);
+        let reconciliation = Reconciliation::of(&agent, &volume);
+        // No permit comes.
+        let waiting = reconciliation.unless_outdated(pending::<()>());
+        let ended = timeout(Duration::from_secs(20), waiting).await;
+        assert!(matches!(ended, Ok(None)), "{ended:?}");
     }
 }
