@@ -186,12 +186,23 @@ impl Root {
                 .extend(silent.map(|pool| pool.mount_point.clone()));
             all.pools.extend(found);
         }
-        let groups = groups.iter();
-        let groups = groups.filter_map(|(uid, name)| self.group_inventory(uid, name.as_deref()));
-        all.pools.extend(groups);
+        self.add_groups(groups, &mut all.pools);
         all.loops = loops_over(system, &own)?;
         self.add_mounts(&mut all)?;
         Ok(all)
+    }
+
+    /// Adds what is in these volume groups. Several pools may name the same one.
+    fn add_groups(&self, groups: &[(Uid, Option<String>)], all: &mut Vec<PoolInventory>) {
+        for (uid, name) in groups {
+            let found = self.group_inventory(uid, name.as_deref());
+            let is_new = |found: &PoolInventory| {
+                let mut known = all.iter();
+                known.all(|it| (&it.uid, &it.mount_point) != (&found.uid, &found.mount_point))
+            };
+            let found = found.filter(is_new);
+            all.extend(found);
+        }
     }
 
     /// The pools that have an entry in the folder of the pools, each with whether it has a file there. Adds the other

@@ -5,8 +5,9 @@
 //! unstages them and takes their snapshots. All calls are synchronous and idempotent: each asks the
 //! kernel which steps are done already.
 //!
-//! *Invariants:* no Kubernetes or gRPC crate is used here; no state is kept between calls; and
-//! every effect on the machine goes through [`system::System`].
+//! *Invariants:* no Kubernetes or gRPC crate is used here; no state is kept between calls, but for what
+//! only a tool can say of a device (`known_volumes.rs`); and every effect on the machine goes through
+//! [`system::System`].
 
 pub mod changes;
 pub mod check;
@@ -39,6 +40,7 @@ mod device_nodes;
 mod freezes;
 mod id;
 mod ioctl;
+mod known_volumes;
 mod layout;
 mod mkfs;
 mod mount_target;

@@ -28,6 +28,7 @@ mod make;
 mod making;
 mod remove;
 mod report;
+mod search;
 mod tags;
 mod volume;
 

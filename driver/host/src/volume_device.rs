@@ -1,7 +1,6 @@
 //! The block devices of volumes: which device belongs to which volume, as the kernel's tables say. A loop device is that of
-//! an image by the path of its file, and a logical volume by its name: a copy of a group has devices of the same names,
-//! which are listed, too. Who opens the data of a volume tells them apart by the UUID of the group
-//! (`logical/volume.rs`).
+//! an image by the path of its file, and a logical volume by its name and its UUID: a copy of a group has devices of the
+//! same names (`known_volumes.rs`).
 //!
 //! *Invariant:* who finds a volume by its device, or the device of a volume, asks here. What kind of device it is
 //! matters only to who attaches it (`base_device.rs`, `loopdev.rs`, `logical/`) and to who looks at the file behind it,
@@ -13,7 +12,7 @@ use std::{io, path::PathBuf};
 use crate::{
     attached,
     id::Uid,
-    loopdev,
+    known_volumes, loopdev,
     system::{DeviceNumber, MAPPING, MappingName, System},
 };
 
@@ -60,13 +59,12 @@ pub(crate) fn list(system: &dyn System) -> io::Result<Vec<VolumeDevice>> {
     Ok(of_images.chain(logical).collect())
 }
 
-/// Returns the volume that a mapping is as a logical volume, judged by its name.
+/// Returns the volume that a mapping is as a logical volume; none for a logical volume of others with the same name.
 fn logical_volume(mapping: &MappingName) -> Option<Uid> {
-    mapping
-        .logical_volume()?
-        .strip_prefix(MAPPING)?
-        .parse()
-        .ok()
+    let name = mapping.logical_volume()?;
+    let volume: Uid = name.strip_prefix(MAPPING)?.parse().ok()?;
+    let device = mapping.uuid.as_deref()?;
+    known_volumes::is_device_of(device, &volume).then_some(volume)
 }
 
 /// Lists the loop devices that others use, for files that are no images.
@@ -107,5 +105,29 @@ pub(crate) fn path_of(device: DeviceNumber) -> String {
     match device.as_loop() {
         Some(number) => format!("/dev/loop{number}"),
         None => format!("/dev/dm-{}", device.minor),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_logical_volume_of_the_same_name_in_a_copy_of_a_group_is_no_volume() {
+        let [group, copy, own] = ["g", "c", "o"].map(|it| it.repeat(32));
+        let mapping = |name: &str, group: &str| MappingName {
+            name: name.to_owned(),
+            uuid: Some(format!("LVM-{group}{own}")),
+        };
+        let volume: Uid = "copied".parse().unwrap();
+        let devices = BTreeMap::from([(format!("LVM-{group}{own}"), volume.clone())]);
+        known_volumes::note(&group, 1, devices);
+        let device = mapping("vg-cistern--copied", &group);
+        assert_eq!(logical_volume(&device), Some(volume));
+        assert_eq!(logical_volume(&mapping("vg2-cistern--copied", &copy)), None);
+        // A logical volume that is not Cistern's.
+        assert_eq!(logical_volume(&mapping("vg-data", &group)), None);
     }
 }

@@ -42,8 +42,19 @@ pub struct View {
     pub groups: Vec<PoolSnapshotGroup>,
     /// The PoolReplicas of the node.
     pub replicas: Vec<PoolReplica>,
+    /// The custom resources of the node that this version cannot read. The lists above lack them.
+    pub unreadable: Vec<Unreadable>,
     /// Pools, images, loop devices and mounts of the node.
     pub inventory: Inventory,
+}
+
+/// A custom resource that this version cannot read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Kind and name.
+    pub object: String,
+    /// What the parser says.
+    pub error: String,
 }
 
 /// The volume groups that are pools of a node: the UID of each pool, and the name of its group if that is given.
@@ -57,7 +68,7 @@ pub fn groups(spec: &StorageNodeSpec) -> Vec<(Uid, Option<String>)> {
     groups.collect()
 }
 
-/// Returns all inconsistencies between the two sides.
+/// Returns all inconsistencies between the two sides. If a custom resource cannot be read, nothing is said to be unclaimed.
 pub fn findings(view: &View) -> Vec<Finding> {
     let index = Index::new(view);
     let mut all = Vec::new();
@@ -76,7 +87,22 @@ pub fn findings(view: &View) -> Vec<Finding> {
     all.extend(view.loops(&index));
     all.extend(view.mappings(&index));
     all.extend(view.mounts(&index));
+    if !view.unreadable.is_empty() {
+        all.retain(|finding| !finding.kind.needs_all_objects());
+    }
+    all.extend(view.unreadable.iter().map(Unreadable::finding));
     all
+}
+
+impl Unreadable {
+    fn finding(&self) -> Finding {
+        let message = format!(
+            "{}; it is left alone, and what it claims is unknown: nothing is reported as unclaimed until the object is \
+             corrected, or read with the version that wrote it",
+            self.error
+        );
+        finding(FindingKind::ObjectUnreadable, &self.object, message)
+    }
 }
 
 impl View {

@@ -44,7 +44,7 @@ async fn replay(bytes: &'static [u8], piece: usize) -> Vec<(u8, u32)> {
     });
     let mut frames = Vec::new();
     while [1, 3, 5].iter().any(|stream| !has_ended(&frames, *stream)) {
-        let frame = tokio::time::timeout(Duration::from_secs(10), read_frame(&mut reader));
+        let frame = tokio::time::timeout(Duration::from_mins(1), read_frame(&mut reader));
         frames.push(frame.await.unwrap_or_else(|_| panic!("only {frames:?}")));
     }
     writing.await.unwrap();

@@ -50,15 +50,20 @@ fn a_tool_that_hangs_is_killed_and_reaped() {
 #[test]
 fn a_tool_that_must_not_be_killed_ends_by_itself() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("ended");
-    let script = format!("sleep 1; touch {}", file.display());
+    let (end, ended) = (folder.path().join("end"), folder.path().join("ended"));
+    let script = format!(
+        "until [ -e {} ]; do sleep 0.1; done; touch {}",
+        end.display(),
+        ended.display()
+    );
     let error = Command::new("sh", Duration::from_millis(50))
         .option("-c", script)
         .never_killed("a tool that ends")
         .run(None, &|_| false)
         .unwrap_err();
     assert!(matches!(error, Error::StillRuns { .. }), "{error}");
-    assert!(until_within(SOON, || file.exists(), |exists| *exists));
+    std::fs::write(&end, "").unwrap();
+    assert!(until_within(SOON, || ended.exists(), |exists| *exists));
 }
 
 #[test]

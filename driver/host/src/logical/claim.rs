@@ -246,6 +246,46 @@ pub(super) fn failed(operation: &'static str, group: &str) -> impl FnOnce(Cause)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::Owner;
+
+    fn claim(name: &str, uid: &str, other: &str) -> PoolClaim {
+        PoolClaim {
+            uid: uid.parse().unwrap(),
+            name: name.to_owned(),
+            others: vec![other.parse().unwrap()],
+            node: Owner {
+                node: "w1".to_owned(),
+                machine: None,
+            },
+            take_over: None,
+        }
+    }
+
+    #[test]
+    fn of_two_pools_that_name_a_group_the_one_in_its_tags_keeps_it_and_the_other_is_told_which() {
+        let [first, second] = [claim("first", "u-1", "u-2"), claim("second", "u-2", "u-1")];
+        let known = |byte| Expectation::Known {
+            filesystem_uuid: Uuid::from_bytes([byte; 16]),
+        };
+        let record = PoolRecord::new(&first, Uuid::from_bytes([1; 16]));
+        for expectation in [Expectation::New, Expectation::Made, known(1)] {
+            // Nothing is written.
+            let kept = expected(Some(&record), "vg", &first, expectation);
+            assert_eq!(kept.unwrap(), record);
+        }
+        for expectation in [Expectation::New, Expectation::Made, known(1), known(2)] {
+            match expected(Some(&record), "vg", &second, expectation) {
+                Err(pool::Error::Group(Error::Unfit {
+                    why: Unfit::OtherPool(owner),
+                    ..
+                })) => assert!(
+                    owner.starts_with("pool first of node w1 (UID u-1, "),
+                    "{owner}"
+                ),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 
     #[test]
     fn a_group_whose_name_leaves_no_room_for_those_of_volumes_is_refused() {

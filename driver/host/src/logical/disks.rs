@@ -8,10 +8,11 @@
 use std::{collections::BTreeSet, io, path::PathBuf};
 
 use super::{
-    Unfit, begun,
-    claim::{failed, path_of, unfit},
+    begun,
+    claim::failed,
     command::Lvm,
-    report::{DiskRow, GroupTags},
+    report::DiskRow,
+    search::{self, Wanted},
     tags,
 };
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
         self, Candidate, Expectation, PoolClaim, PoolRecord, Unusable, join, node, number_of,
         objection_to_path,
     },
-    system::DeviceNumber,
+    system::{DeviceNumber, System},
 };
 
 /// How the name of a group begins that Cistern has made. Twelve letters of the pool's UUID follow: each node has
@@ -59,15 +60,8 @@ pub(super) fn find_or_make(
     (paths, stripes): (&[PathBuf], u32),
     expectation: Expectation,
 ) -> Result<String, pool::Error> {
-    let (rows, failure) = lvm
-        .report_all::<GroupTags>()
-        .map_err(pool::failed("list the volume groups"))?;
-    if let Some(name) = find(&rows, claim, expectation)? {
+    if let Some(name) = search::find(lvm, Wanted::Claim(claim, expectation))? {
         return Ok(name);
-    }
-    // A group that could not be read may be the pool.
-    if let Some(cause) = failure {
-        return Err(pool::failed("list the volume groups")(cause));
     }
     if expectation != Expectation::New {
         let what = format!("the volume group of the pool (listed: {})", join(paths));
@@ -76,74 +70,6 @@ pub(super) fn find_or_make(
     // Another pool that lists the same disks does not take them meanwhile.
     let _lock = pool::lock(lvm.root())?;
     make(lvm, claim, paths, stripes)
-}
-
-/// Returns the name of the group that has a pool, as its tags say.
-pub(super) fn find_by_tags(lvm: &Lvm, pool: &Uid) -> Result<Option<String>, Cause> {
-    let (rows, failure) = lvm.report_all::<GroupTags>()?;
-    let is_it = |row: &&GroupTags| {
-        let found = tags::record(&row.tags);
-        matches!(found, Ok(Some(record)) if record.pool_uid == *pool)
-    };
-    match (rows.iter().find(is_it), failure) {
-        (Some(row), _) => Ok(Some(row.name.clone())),
-        (None, Some(cause)) => Err(cause),
-        (None, None) => Ok(None),
-    }
-}
-
-/// The group that is the pool, or that was it before its StoragePool was recreated with another UID. Several are an error.
-fn find(
-    rows: &[GroupTags],
-    claim: &PoolClaim,
-    expectation: Expectation,
-) -> Result<Option<String>, pool::Error> {
-    let (mut own, mut returning, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
-    for row in rows {
-        let name = &row.name;
-        let record = match tags::record(&row.tags) {
-            Ok(None) => continue,
-            Ok(Some(record)) => record,
-            Err(tag) => {
-                let error = pool::Error::Group(unfit(name, Unfit::Tag(tag)));
-                doubts.push((path_of(name), Candidate::Unread(Box::new(error))));
-                continue;
-            }
-        };
-        let is_own = match expectation {
-            Expectation::Known { filesystem_uuid } => record.filesystem_uuid == filesystem_uuid,
-            Expectation::Made | Expectation::New => record.pool_uid == claim.uid,
-        };
-        if is_own {
-            own.push((name, record));
-        } else if !matches!(expectation, Expectation::Known { .. }) && record.is_returning(claim) {
-            if is_made(name) {
-                returning.push((name, record));
-            } else {
-                let in_file = false;
-                doubts.push((path_of(name), Candidate::OtherSource { in_file }));
-            }
-        }
-    }
-    let found = if own.is_empty() {
-        returning
-    } else {
-        doubts.clear();
-        own
-    };
-    match &found[..] {
-        [] if doubts.is_empty() => return Ok(None),
-        [(name, _)] if doubts.is_empty() => return Ok(Some((*name).clone())),
-        _ => {}
-    }
-    let found = found.into_iter().map(|(name, record)| {
-        let (pool, uid) = (record.pool_name, record.pool_uid);
-        (path_of(name), Candidate::Marker { name: pool, uid })
-    });
-    Err(pool::Error::Ambiguous {
-        name: claim.name.clone(),
-        found: found.chain(doubts).collect(),
-    })
 }
 
 /// Makes the group of a new pool of all blank disks, and returns its name.
@@ -242,22 +168,32 @@ pub(super) fn inspect(
             continue;
         }
         let may_be_begun = may_be_begun(lvm, &mut rows, number, objection.as_ref())?;
-        let device = || {
-            let found = node(system, number);
-            found.map_err(pool::failed(format!("find device {number}")))
-        };
-        let is_begun = may_be_begun
-            && begun::is_begun(system, &device()?, &uuid_prefix(pool))
-                .map_err(pool::failed(format!("read device {number}")))?;
-        match objection {
-            Some(why) if !is_begun => inspected.unusable.push((path.clone(), why)),
-            _ => {
-                let path = device()?;
-                inspected.blank.push(BlankDisk { path, is_begun });
-            }
+        // A disk that cannot be read stops none of the others.
+        match blank_disk(system, pool, number, objection.is_none(), may_be_begun) {
+            Ok(Some(disk)) => inspected.blank.push(disk),
+            Ok(None) => inspected
+                .unusable
+                .extend(objection.map(|why| (path.clone(), why))),
+            Err(error) => inspected.unread.push((path.clone(), error)),
         }
     }
     Ok(inspected)
+}
+
+/// A disk that can become a physical volume of a pool; none if it is neither blank nor begun.
+fn blank_disk(
+    system: &dyn System,
+    pool: &Uid,
+    number: DeviceNumber,
+    is_blank: bool,
+    may_be_begun: bool,
+) -> io::Result<Option<BlankDisk>> {
+    if !is_blank && !may_be_begun {
+        return Ok(None);
+    }
+    let path = node(system, number)?;
+    let is_begun = may_be_begun && begun::is_begun(system, &path, &uuid_prefix(pool))?;
+    Ok((is_blank || is_begun).then_some(BlankDisk { path, is_begun }))
 }
 
 /// Whether an interrupted call may have begun to make a disk a physical volume, by what it has. `rows` are those that LVM
@@ -307,7 +243,7 @@ fn name_of(pool: Uuid) -> String {
 }
 
 /// Whether a group has a name that Cistern gives.
-fn is_made(name: &str) -> bool {
+pub(super) fn is_made(name: &str) -> bool {
     let letters = name.strip_prefix(PREFIX);
     letters.is_some_and(|letters| {
         letters.len() == 12 && letters.bytes().all(|it| it.is_ascii_hexdigit())

@@ -2,20 +2,24 @@
 
 use std::io;
 
-use super::{Error, State, claim, disks, volume::LogicalVolume};
+use super::{
+    Error, State, claim,
+    search::{self, Wanted},
+    volume::LogicalVolume,
+};
 use crate::{
     id::Uid,
     image::Image,
     inventory::{LogicalInventory, PoolInventory},
-    pool::PoolRecord,
+    pool::{self, PoolRecord},
     root::Root,
     system::System,
 };
 
 impl Root {
-    /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the one whose
-    /// tags say so. None if there is no such group, or if it is no pool. The result says why a group cannot be read.
-    /// Asks LVM, for one that is another pool, too.
+    /// Returns what a volume group has that is the pool with this UID: the group with a given name, or the only one whose
+    /// tags say so. None if there is no such group, or if it is no pool. The result says why a group cannot be read, or
+    /// which ones may be the pool. Asks LVM, for one that is another pool, too.
     pub fn group_inventory(&self, uid: &Uid, name: Option<&str>) -> Option<PoolInventory> {
         let mut path = claim::path_of(name.unwrap_or(uid.as_str()));
         let found = match name {
@@ -39,7 +43,7 @@ impl Root {
                 filesystem_uuid: Some(found.record.filesystem_uuid),
                 ..PoolInventory::of(found.record.pool_uid)
             }),
-            Err(Error::Missing { .. }) => None,
+            Err(pool::Error::Group(Error::Missing { .. })) => None,
             Err(error) => Some(PoolInventory {
                 mount_point: path,
                 silent: Some(error.to_string()),
@@ -59,15 +63,13 @@ struct Found {
 }
 
 /// Finds the group of a pool by its tags.
-fn find(root: &Root, uid: &Uid) -> Result<Option<String>, Error> {
-    let of_pool = format!("of pool {uid}");
-    let lvm = claim::lvm(root, &of_pool)?;
-    let found = disks::find_by_tags(&lvm, uid);
-    found.map_err(claim::failed("find the tags", &of_pool))
+fn find(root: &Root, uid: &Uid) -> Result<Option<String>, pool::Error> {
+    let lvm = claim::lvm(root, &format!("of pool {uid}"))?;
+    search::find(&lvm, Wanted::Uid(uid))
 }
 
 /// Reads a group; none if it is no pool.
-fn read(root: &Root, name: &str) -> Result<Option<Found>, Error> {
+fn read(root: &Root, name: &str) -> Result<Option<Found>, pool::Error> {
     let lvm = claim::lvm(root, name)?;
     let (row, disks) = claim::read(&lvm, name)?;
     let Some(record) = claim::record_of(&row, name)? else {

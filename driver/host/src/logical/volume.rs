@@ -17,6 +17,7 @@ use crate::{
     device_nodes,
     id::Uid,
     image::{Error, Identity, Image, ImageUse, failed},
+    known_volumes,
     system::{DeviceNumber, LOGICAL_VOLUME, MAPPING, MappedDevice, OFlags, SECTOR_SIZE, System},
 };
 
@@ -56,6 +57,17 @@ impl LogicalVolume {
         Ok(volumes)
     }
 
+    /// As [`Self::all_of`], for all rows of the group of a pool. From then on its volumes are known by their devices.
+    fn known_of(rows: &[VolumeRow]) -> io::Result<Vec<Self>> {
+        let volumes = Self::all_of(rows)?;
+        if let Some(row) = rows.first() {
+            let devices = volumes.iter().map(|it| (it.uuid.clone(), it.uid.clone()));
+            let (group, change) = (letters(&row.group_uuid), number(&row.change)?);
+            known_volumes::note(&group, change, devices.collect());
+        }
+        Ok(volumes)
+    }
+
     /// Returns its name in the group.
     pub(super) fn name(&self) -> String {
         format!("{MAPPING}{}", self.uid)
@@ -71,7 +83,6 @@ impl LogicalVolume {
             return Ok(None);
         };
         let cache = row.cache.trim_matches(['[', ']']);
-        let letters = |uuid: &str| uuid.replace('-', "");
         let (group, own) = (letters(&row.group_uuid), letters(&row.uuid));
         Ok(Some(Self {
             uid,
@@ -144,7 +155,10 @@ impl VolumeGroup {
 
     /// Lists the logical volumes of Cistern in the group, also those that are not whole.
     pub(super) fn logical_volumes(&self) -> Result<Vec<LogicalVolume>, super::Error> {
-        let listed = self.by_own(|lvm| LogicalVolume::list(lvm, &self.name));
+        let listed = self.by_own(|lvm| {
+            let rows: Vec<VolumeRow> = lvm.report(&self.name)?;
+            Ok(LogicalVolume::known_of(&rows)?)
+        });
         listed.map_err(self.failed("list the volumes"))
     }
 
@@ -310,6 +324,11 @@ impl VolumeGroup {
     }
 }
 
+/// The letters of a UUID as LVM writes it, which the UUID of a device has without hyphens.
+fn letters(uuid: &str) -> String {
+    uuid.replace('-', "")
+}
+
 /// The device of a logical volume, if it is active.
 fn device_of(system: &dyn System, volume: &LogicalVolume) -> io::Result<Option<MappedDevice>> {
     let all = system.mapped_devices()?;
@@ -366,6 +385,23 @@ mod tests {
         ] {
             assert_eq!(is_of(&device(uuid), &volumes[0]), expected, "{uuid:?}");
         }
+    }
+
+    #[test]
+    fn the_volumes_of_a_pool_are_known_by_their_devices_and_what_has_no_tags_is_none() {
+        let untagged = VolumeRow {
+            uuid: "own-2".to_owned(),
+            tags: String::new(),
+            ..row("cistern-b", "", "")
+        };
+        let rows = [row("cistern-a", "", ""), untagged];
+        let volumes = LogicalVolume::known_of(&rows).unwrap();
+        assert_eq!(volumes.len(), 1);
+        let is_known = |device: &str, volume: &str| {
+            known_volumes::is_device_of(device, &volume.parse().unwrap())
+        };
+        assert!(is_known("LVM-group1own1", "a"));
+        assert!(!is_known("LVM-group1own2", "b"));
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn an_encrypted_volume_is_formatted_when_its_key_arrives_and_opens_with_it_from_
         fs::write(staging.join("file"), CANARY).unwrap();
         let again = must(stage(&pool, &image, &mine, &staging));
         assert_eq!(again.encryption(), Some(EncryptionState::Complete));
-        let troubles = pool.examine(&[subject(&staged)], Duration::from_secs(20));
+        let troubles = pool.examine(&[subject(&staged)], Duration::from_mins(2));
         assert_eq!(troubles, [[]], "{filesystem}");
         let inventory = machine.inventory();
         let mut mounts = inventory.mounts.iter();

@@ -19,7 +19,7 @@ use crate::{
     scenario::Volumes as _,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A volume as its status describes it.
 pub(crate) fn subject(image: &Image) -> VolumeSubject<'_> {

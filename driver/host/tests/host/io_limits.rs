@@ -124,14 +124,15 @@ fn measure(pods: &Pods, statistic: &str, script: &str) -> Measured {
     let now = || pods.statistic(&device, statistic);
     let others = || written(&device) - pods.statistic(&device, "wbytes");
     let (begin, others_begin) = (now(), others());
-    // From the first change to the last: starting the programs takes time as well.
-    let mut changes = vec![(Instant::now(), begin)];
+    // From the first change to the last: starting the programs takes time as well. Each amount is of a time between two, as
+    // the thread may lose its processor in between.
+    let mut changes = vec![(Instant::now()..Instant::now(), begin)];
     thread::scope(|scope| {
         let pods = scope.spawn(|| pods.run(script));
         while !pods.is_finished() {
-            let amount = now();
+            let (before, amount) = (Instant::now(), now());
             if changes.last().is_some_and(|(_, last)| *last != amount) {
-                changes.push((Instant::now(), amount));
+                changes.push((before..Instant::now(), amount));
             }
             thread::sleep(Duration::from_millis(10));
         }
@@ -139,9 +140,9 @@ fn measure(pods: &Pods, statistic: &str, script: &str) -> Measured {
     let amount = now() - begin;
     // While the last processes end, less waits than the limit permits.
     changes.retain(|(_, at)| at - begin <= amount / 4 * 3);
-    let ((from, first), (to, last)) = (changes[1], changes[changes.len() - 1]);
+    let ((from, first), (to, last)) = (&changes[1], &changes[changes.len() - 1]);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let rate = (last - first) as f64 / (to - from).as_secs_f64();
+    let rate = (last - first) as f64 / (to.end - from.start).as_secs_f64();
     Measured {
         rate,
         amount,

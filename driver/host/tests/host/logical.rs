@@ -144,6 +144,11 @@ fn the_inventory_has_the_devices_and_mounts_of_the_volumes_of_a_group() {
     let found = look();
     assert_eq!((found.mounts.len(), found.nodes.len()), (0, 0));
     assert_eq!(found.pools[0].logical.len(), 2);
+    // Another pool names the group, and has nothing of it.
+    let other = (machine.uid("other-pool"), Some(group.name.clone()));
+    let [own] = groups;
+    let both = must(machine.root().inventory(&[own, other]));
+    assert_eq!(both.pools, found.pools);
 }
 
 #[test]

@@ -509,7 +509,7 @@ fn publish(root: &Root, staging: &Path, target: &Path) -> Result<(), Box<dyn Err
 /// this, and a bound image does not grow before it is mounted. Bypasses fault injection, which counts
 /// calls.
 fn wait_until_unbound(folder: &Path, image: &Uid) -> std::io::Result<()> {
-    for _ in 0..200 {
+    for _ in 0..6000 {
         if !is_bound(folder, image)? {
             return Ok(());
         }

@@ -20,7 +20,7 @@ pub use self::{
     images::{ImageSizes, Images},
     limiter::Permit,
     open::{Before, expectation, probe, remove},
-    state::{PoolAvailability, PoolState, Usable},
+    state::{LeftOut, PoolAvailability, PoolState, Usable},
 };
 use crate::image;
 
@@ -130,12 +130,20 @@ impl Pools {
         }
     }
 
-    /// Closes a pool, so that it can be remounted.
+    /// Closes a pool, so that it can be remounted. One that is unusable keeps its reason while that is tried again.
     pub fn close(&self, name: &str) {
         if let Some(pool_state) = self.states.lock().get_mut(name) {
-            let found =
-                PoolAvailability::unusable(Reason::NotMounted, "the pool is being reopened");
             let spec = pool_state.spec.clone();
+            let found = match &pool_state.found {
+                PoolAvailability::Unusable { why, owner, .. } => PoolAvailability::Unusable {
+                    why: why.clone(),
+                    open: None,
+                    owner: owner.clone(),
+                },
+                PoolAvailability::Usable(_) | PoolAvailability::Gone => {
+                    PoolAvailability::unusable(Reason::NotMounted, "the pool is being reopened")
+                }
+            };
             *pool_state = Arc::new(PoolState { spec, found });
         }
     }
@@ -214,10 +222,38 @@ impl Pools {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, IoLimits};
+    use cistern_crds::{Bytes, IoLimits, PoolOwner};
 
     use super::*;
-    use crate::testing::{image_source, node_pool};
+    use crate::testing::{POOL_UUID, image_source, node_pool};
+
+    #[test]
+    fn an_unusable_pool_keeps_its_reason_and_its_owner_while_it_is_opened_again() {
+        let pools = Pools::default();
+        let spec = node_pool("second", "uid-2", image_source(Bytes::gib(1)));
+        let conflict = Explanation::new(Reason::BackingConflict, "it is pool first of node w1");
+        let first = PoolOwner {
+            node: "w1".to_owned(),
+            machine_id: None,
+            pool_uid: "uid-1".to_owned(),
+            filesystem_uuid: POOL_UUID.to_owned(),
+        };
+        let found = PoolAvailability::Unusable {
+            why: conflict.clone(),
+            open: None,
+            owner: Some(first.clone()),
+        };
+        pools.set(PoolState { spec, found });
+        for _ in 0..2 {
+            pools.close("second");
+            let state = pools.get("second").unwrap();
+            let PoolAvailability::Unusable { why, open, owner } = &state.found else {
+                panic!("{state:?}");
+            };
+            assert_eq!((why, owner.as_ref()), (&conflict, Some(&first)));
+            assert!(open.is_none());
+        }
+    }
 
     #[test]
     fn the_objects_of_a_pool_have_to_know_when_its_limits_of_io_change_or_are_removed() {

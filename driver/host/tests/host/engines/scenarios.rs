@@ -29,7 +29,7 @@ const FILESYSTEMS: [(FilesystemType, Bytes); 2] =
 /// By how much volumes grow.
 const MORE: Bytes = Bytes::mib(36);
 /// How long an answer may take in the guest.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 /// What a pod writes.
 const DATA: &[u8] = b"what a pod has written";
 

@@ -189,6 +189,9 @@ fn a_disk_that_becomes_blank_joins_the_group_and_the_volumes_stay() {
     assert_eq!((added.count, added.left_out.to_string()), (0, expected));
     assert!(added.left_out.failed().is_empty());
     assert_eq!(must(pool.statistics()), before);
+    // While it is not listed, the group lacks nothing.
+    let added = must(pool.add_disks(&disks.paths()[..1]));
+    assert_eq!((added.count, added.left_out.is_empty()), (0, true));
     disks.all[1].clear();
     for count in [1, 0] {
         let added = must(pool.add_disks(&disks.paths()));

@@ -17,7 +17,7 @@ use cistern_host::{
 };
 use cistern_types::Bytes;
 
-use super::{DISK, Group, Grow as _, block, open, reads_zero};
+use super::{DISK, Group, Grow as _, block, claim, open, reads_zero};
 use crate::{
     device::Disk,
     harness::{Machine, eventually, must, root, run},
@@ -246,8 +246,21 @@ fn a_volume_has_its_own_device_while_only_its_copy_in_another_group_is_active() 
     copy.lvm("vgimportclone", &import);
     copy.lvm("vgchange", &["--activate", "y", &copy.name]);
     assert_eq!(copy.names(), [volume.as_str()]);
+    // Its tags are those of the group, too.
+    let found = machine.root().group_inventory(&claim().uid, None);
+    let why = found.unwrap().silent.unwrap();
+    for name in [&group.name, &copy.name] {
+        assert!(why.contains(&format!("/dev/{name}: it is pool ")), "{why}");
+    }
+    let devices = || {
+        let mut io = must(machine.root().volume_io());
+        io.retain(|io| io.image == request.uid);
+        io.into_iter().map(|io| io.device).collect::<Vec<_>>()
+    };
+    assert!(devices().is_empty(), "{:?}", devices());
 
     let device = must(pool.open_volume(&request.uid)).0.number();
+    assert_eq!(devices(), [device]);
     let mapping = format!("/sys/dev/block/{device}/dm/name");
     let mapping = std::fs::read_to_string(mapping).unwrap();
     let own = group.name.replace('-', "--");

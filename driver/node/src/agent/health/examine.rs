@@ -68,7 +68,8 @@ async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
             let (mut seen, visibility) = pool_judgement::of_vitals(place, &vitals, was_nearly_full);
             let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());
             seen.extend(shortage.map(|it| pool_judgement::of_shortage(place, it)));
-            seen.extend(pool_judgement::of_left_out(place, &usable.left_out));
+            let left_out = usable.left_out.as_ref();
+            seen.extend(left_out.map(|it| pool_judgement::of_left_out(place, it)));
             let has_changed = vitals.troubles.iter().any(pool_judgement::is_of_opening);
             if agent
                 .health

@@ -7,11 +7,11 @@ use std::fmt;
 use cistern_crds::{Explanation, PoolSeverity, Reason};
 use cistern_host::{
     health::{Fill, PoolTrouble, PoolVitals},
-    logical::DisksLeftOut,
     pool::Shortage,
 };
 
 use crate::agent::{
+    pools::LeftOut,
     problems::{Observation, Seen},
     tracker::{Certainty, Visibility},
 };
@@ -200,19 +200,25 @@ pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Observation<Poo
 }
 
 /// The problem of a pool that lists disks which are not in its volume group.
-pub fn of_left_out(
-    place: PoolPlace<'_>,
-    disks: &DisksLeftOut,
-) -> Option<Observation<PoolSeverity>> {
-    let advice = "the pool works without them: if nothing on a disk is needed, wipe it, and else remove it from \
-                  spec.source.device.paths";
-    (!disks.is_empty()).then(|| Observation {
+pub fn of_left_out(place: PoolPlace<'_>, left_out: &LeftOut) -> Observation<PoolSeverity> {
+    let message = match left_out {
+        LeftOut::Disks(disks) => place.says(
+            disks,
+            "the pool works without them: if nothing on a disk is needed, wipe it, and else remove it from \
+             spec.source.device.paths",
+        ),
+        LeftOut::Unknown(why) => place.says(
+            &format!("no disk can be added to its volume group: {why}"),
+            "the pool works with the disks that it has, and this is tried again",
+        ),
+    };
+    Observation {
         severity: PoolSeverity::Degraded,
         reason: Reason::DiskNotAdded,
-        message: place.says(disks, advice),
+        message,
         // A disk that has just been inserted may be held for a moment.
         certainty: Certainty::MayPass,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -364,6 +370,36 @@ mod tests {
         ] {
             assert!(seen.message.contains(part), "{}", seen.message);
         }
+    }
+
+    #[test]
+    fn a_disk_that_its_pool_lacks_is_reported_with_its_reason_from_the_second_look_on() {
+        let disks = "1 of its disks is not in its volume group: /dev/sdb: something else holds it";
+        let mut tracker = ProblemTracker::default();
+        let mut look = |left_out: Option<LeftOut>| {
+            let seen = left_out.iter().map(|it| of_left_out(PLACE, it));
+            let seen = (seen.collect(), Visibility::Full);
+            tracker.saw(seen, chrono::DateTime::default());
+            let problems = tracker.problems().into_iter();
+            let problems = problems.map(|it| (it.severity, it.reason, it.message));
+            problems.collect::<Vec<_>>()
+        };
+        let held = || Some(LeftOut::Disks(disks.to_owned()));
+        assert!(look(held()).is_empty());
+        let (severity, reason, message) = look(held()).remove(0);
+        let expected = (PoolSeverity::Degraded, "DiskNotAdded");
+        assert_eq!((severity, reason.as_str()), expected);
+        let expected = format!("pool fast on node node-1: {disks}; the pool works without them: ");
+        assert!(message.starts_with(&expected), "{message}");
+
+        let unknown = LeftOut::Unknown("could not list the physical volumes".to_owned());
+        let (_, _, message) = look(Some(unknown)).remove(0);
+        let expected =
+            "no disk can be added to its volume group: could not list the physical volumes; ";
+        assert!(message.contains(expected), "{message}");
+        // It has joined, or is not listed any more.
+        assert_eq!(look(None).len(), 1);
+        assert!(look(None).is_empty());
     }
 
     #[test]

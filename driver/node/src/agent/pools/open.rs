@@ -9,14 +9,14 @@ use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
     ClosedImage, Engine, Expectation, Root, Stray, image,
-    logical::{DisksLeftOut, GroupSource, VolumeGroup},
+    logical::{GroupSource, VolumeGroup},
     pool::{self, Broken, GroupError, Unfit},
 };
 
 use super::{
     declaration::{Declared, DesiredPool, Undeclared, declaration, reported},
     images::{ImageSizes, Images, Listing},
-    state::{PoolAvailability, PoolState, Usable},
+    state::{LeftOut, PoolAvailability, PoolState, Usable},
 };
 use crate::{agent::desired::AssignedObjects, findings::charged_size};
 
@@ -139,30 +139,30 @@ fn open(
     survey(pool, images, left_out, spec)
 }
 
-/// Adds blank disks to a pool that is a volume group of its own disks. If that fails, the pool is as good as before. Returns
-/// the listed disks that are not in the group.
-fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> DisksLeftOut {
-    let Some(group) = pool.group() else {
-        return DisksLeftOut::default();
-    };
+/// Adds blank disks to a pool that is a volume group of its own disks. If that fails, the pool is as good as before.
+/// Returns why listed disks are not in the group.
+fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> Option<LeftOut> {
+    let group = pool.group()?;
     let added = match declaration(root, desired).map_err(Error::from) {
         Ok(Declared::Group {
             source: GroupSource::Disks { paths, .. },
             ..
         }) => group.add_disks(&paths).map_err(Error::from),
-        Ok(_) => return DisksLeftOut::default(),
+        Ok(_) => return None,
         Err(error) => Err(error),
     };
     let device = desired.spec.source.device.as_ref();
-    match added {
+    let left_out = match added {
         // A selector means the blank disks that match it.
         Ok(added) if device.is_some_and(|it| it.selector.is_some()) => added.left_out.failed(),
         Ok(added) => added.left_out,
         Err(error) => {
-            tracing::warn!(%pool, error = %Chain(&error), "disks cannot be added to the pool");
-            DisksLeftOut::default()
+            let error = Chain(&error).to_string();
+            tracing::warn!(%pool, error, "disks cannot be added to the pool");
+            return Some(LeftOut::Unknown(error));
         }
-    }
+    };
+    (!left_out.is_empty()).then(|| LeftOut::Disks(left_out.to_string()))
 }
 
 /// Reads the statistics and images of an open pool. Resizes its file as declared if there is room,
@@ -170,7 +170,7 @@ fn add_disks(root: &Root, desired: &DesiredPool, pool: &dyn Engine) -> DisksLeft
 fn survey(
     pool: Arc<dyn Engine>,
     images: Arc<Images>,
-    left_out: DisksLeftOut,
+    left_out: Option<LeftOut>,
     spec: &NodePool,
 ) -> Result<Usable, Error> {
     let file = match (&spec.source.image, pool.images()) {
@@ -190,7 +190,7 @@ fn survey(
     Ok(Usable {
         statistics: pool.statistics()?,
         file,
-        left_out: Arc::new(left_out),
+        left_out,
         images,
         strays,
         pool,

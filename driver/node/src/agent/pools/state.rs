@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cistern_crds::{Bytes, Explanation, NodePool, PoolOwner, Reason};
-use cistern_host::{Engine, PoolStatistics, Stray, logical::DisksLeftOut, pool::PoolFile};
+use cistern_host::{Engine, PoolStatistics, Stray, pool::PoolFile};
 
 use super::images::Images;
 
@@ -43,12 +43,21 @@ pub struct Usable {
     pub statistics: PoolStatistics,
     /// Its backing file, if the source is an image.
     pub file: Option<PoolFile>,
-    /// The listed disks that are not in its volume group.
-    pub left_out: Arc<DisksLeftOut>,
+    /// Why listed disks are not in its volume group; None if all are.
+    pub left_out: Option<LeftOut>,
     /// The images in it.
     pub images: Arc<Images>,
     /// Foreign files in the pool.
     pub strays: Vec<Stray>,
+}
+
+/// Why disks that a pool lists are not in its volume group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeftOut {
+    /// These cannot be added, each for its reason.
+    Disks(String),
+    /// Disks cannot be added for this reason, if any are left out.
+    Unknown(String),
 }
 
 impl Usable {
