@@ -19,17 +19,15 @@ use self::{
     cost::{Cost, agents, gibibytes, median, processor},
     node::Node,
     other_ways::Rsync,
-    snapshot::{Pieces, Snapshot},
+    snapshot::Snapshot,
 };
-use crate::Figure;
+use crate::{Figure, pieces::Pieces};
 
 /// Default size of the copy in mebibytes.
 pub(crate) const SIZE: u64 = 4096;
 const ROUNDS: usize = 3;
-/// A sparse image is so many times larger than the copy.
+/// A sparse image is so many times larger than the copy. It has data in one of a hundred blocks.
 const SPARSE: u64 = 16;
-/// A sparse image has data in one of so many blocks.
-const ONE_IN: u64 = 100;
 /// A copy of the other ways, in the pool.
 const FILE: &str = "other-copy";
 
@@ -97,10 +95,7 @@ async fn full(source: &Node, target: &Node, size: u64) {
 
 /// Copies an image of which little is data, in pieces of this size, beside an image with as much data and nothing else.
 async fn sparse(source: &Node, target: &Node, size: u64, piece: u64) {
-    let pieces = Pieces {
-        bytes: piece,
-        distance: piece * ONE_IN,
-    };
+    let pieces = Pieces::one_in_hundred(piece);
     let data = (pieces.data_in(size) >> 20) << 20;
     let sparse = source.snapshot("sparse", size, pieces).await;
     let dense = source.snapshot("dense", data, Pieces::all()).await;

@@ -24,6 +24,7 @@ mod load;
 mod memory;
 mod moves;
 mod operator;
+mod pieces;
 mod pools;
 mod snapshots;
 mod staging;
@@ -66,11 +67,12 @@ impl Figure {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // The name of one part, or none for all parts; and how many mebibytes `copies` or `moves` copies.
+    // The name of one part, or none for all parts; and of how many mebibytes the copies of `copies`, and the volumes of `moves` and
+    // of `passes` are.
     let mut arguments = std::env::args().skip(1);
     let asked = arguments.next();
-    let copied = arguments.next().map(|size| size.parse());
-    let copied = copied.transpose().expect("usage: bench [PART [MEBIBYTES]]");
+    let size = arguments.next().map(|size| size.parse());
+    let size = size.transpose().expect("usage: bench [PART [MEBIBYTES]]");
     let runs = |part: &str| asked.as_deref().is_none_or(|asked| asked == part);
     let control_plane = ControlPlane::start().await;
     control_plane.install_definitions().await;
@@ -118,10 +120,13 @@ async fn main() {
     }
     operator.finish().await;
     if runs("copies") {
-        copies::figures(&control_plane, copied.unwrap_or(copies::SIZE)).await;
+        copies::figures(&control_plane, size.unwrap_or(copies::SIZE)).await;
     }
     if runs("moves") {
-        moves::figures(copied.unwrap_or(copies::SIZE)).await;
+        moves::figures(size.unwrap_or(copies::SIZE)).await;
+    }
+    if runs("passes") {
+        moves::passes::figures(size.unwrap_or(moves::passes::SIZE)).await;
     }
     driver.finish().await;
 }

@@ -14,6 +14,11 @@ use cistern_e2e::{
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
+/// The folder of names of disks.
+const NAMES: &str = "/dev/disk/by-id";
+/// Deadline of a command that changes devices or their names.
+const SCRIPT: Duration = Duration::from_secs(30);
+
 /// A sparse file as a disk. Its loop device bypasses the page cache of the file.
 pub(crate) struct SparseDisk {
     device: String,
@@ -47,6 +52,23 @@ impl SparseDisk {
         Path::new(&self.device)
     }
 
+    /// Gives it a name that one node alone sees, so that the nodes of a pool have their disks at the same path. Returns the path.
+    pub(crate) async fn name_on(&self, driver: &Driver, name: &str) -> PathBuf {
+        let path = Path::new(NAMES).join(name);
+        let script = format!(
+            "mkdir -p /dev/disk
+            mount -t tmpfs names /dev/disk
+            mkdir {NAMES}
+            ln -s {} {}",
+            self.device,
+            path.display()
+        );
+        let mut command = driver.command_on_node("sh");
+        command.args(["-ec", &script]);
+        output(command, SCRIPT).await;
+        path
+    }
+
     /// Removes it as soon as the pool on it is unmounted: the kernel keeps device and file until then.
     pub(crate) async fn remove_with_pool(self) {
         losetup(&["--detach", &self.device]).await;
@@ -56,7 +78,7 @@ impl SparseDisk {
 async fn losetup(arguments: &[&str]) -> String {
     let mut losetup = command("losetup");
     losetup.args(arguments);
-    output(losetup, Duration::from_secs(30)).await
+    output(losetup, SCRIPT).await
 }
 
 /// Creates a pool on a device; returns its folder in the node's mount namespace.
@@ -70,7 +92,7 @@ pub(crate) async fn on_device(
     let spec = json!({
         "nodeSelector": {},
         "source": {"device": {"paths": [device]}},
-        // The volumes stay nearly empty.
+        // The disks are sparse, or in memory, and most volumes stay nearly empty.
         "overcommitPercent": 1000,
     });
     objects::create(&pools, json!({"metadata": {"name": name}, "spec": spec})).await;

@@ -1,18 +1,14 @@
 //! The snapshots that are copied.
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs::File, path::PathBuf};
 
 use cistern_crds::{Bytes, HasImage as _, PoolSnapshot};
-use cistern_e2e::{process::output, requests};
+use cistern_e2e::requests;
 use kube::Api;
 use rustix::fs::{Advice, fadvise};
 
 use super::node::Node;
-use crate::{latency, snapshots, staging};
+use crate::{latency, pieces::Pieces, snapshots, staging};
 
 /// A snapshot, and the size and the path of its image.
 pub(crate) struct Snapshot {
@@ -21,28 +17,6 @@ pub(crate) struct Snapshot {
     pub(super) image: String,
     pub(super) size: u64,
     pub(crate) file: PathBuf,
-}
-
-/// Data of a volume: pieces at equal distances.
-#[derive(Clone, Copy)]
-pub(crate) struct Pieces {
-    pub(crate) bytes: u64,
-    pub(crate) distance: u64,
-}
-
-impl Pieces {
-    /// Data everywhere.
-    pub(crate) fn all() -> Self {
-        Self {
-            bytes: 1 << 20,
-            distance: 1 << 20,
-        }
-    }
-
-    /// The bytes of data in an image of this size.
-    pub(crate) fn data_in(self, size: u64) -> u64 {
-        size / self.distance * self.bytes
-    }
 }
 
 impl Node {
@@ -54,7 +28,7 @@ impl Node {
         let mut client = self.driver.controller_client().await;
         client.create_volume(request).await.expect("there is room");
         let device = staging::publish(&self.driver, &volume, &snapshots::device()).await;
-        self.write(&device, size, data).await;
+        data.write(&self.driver, &device, size).await;
         staging::unmount(&self.driver, &volume).await;
         let name = snapshots::snapshot(&self.driver, &volume, &format!("{volume}-s")).await;
         let api = Api::<PoolSnapshot>::all(self.client.clone());
@@ -68,20 +42,6 @@ impl Node {
             file: self.folder.join("images").join(&image),
             image,
         }
-    }
-
-    /// Writes random data.
-    async fn write(&self, device: &Path, size: u64, data: Pieces) {
-        let Pieces { bytes, distance } = data;
-        let mut fio = self.driver.command_on_node("fio");
-        fio.args(["--name=fill", "--direct=1", "--ioengine=libaio"])
-            .args(["--iodepth=8", "--end_fsync=1", "--refill_buffers"])
-            .arg(format!("--filename={}", device.display()))
-            .arg(format!("--rw=write:{}", distance - bytes))
-            .arg(format!("--bs={bytes}"))
-            .arg(format!("--size={size}"))
-            .arg(format!("--number_ios={}", size / distance));
-        output(fio, Duration::from_mins(5)).await;
     }
 
     /// Removes a snapshot.

@@ -19,9 +19,9 @@ use super::{
     node::Node,
     noticed::{self, Noticed},
     other_ways,
-    snapshot::{Pieces, Snapshot},
+    snapshot::Snapshot,
 };
-use crate::{Figure, latency};
+use crate::{Figure, latency, pieces::Pieces};
 
 const STREAMS: usize = 8;
 /// The agents whose figures are printed: one that sends, and one that receives.
