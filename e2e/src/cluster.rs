@@ -109,7 +109,7 @@ impl Cluster {
         );
         let mut attempt = 1;
         loop {
-            let ended = run(self.kubectl_command(&arguments), 2 * PATIENCE).await;
+            let ended = run(self.kubectl_command(&arguments), 3 * PATIENCE).await;
             let is_unreached = ended.stderr.starts_with(b"Unable to connect to the server");
             if !is_unreached || attempt == CONNECTIONS {
                 return checked(&line, &ended);
@@ -157,9 +157,9 @@ impl Cluster {
         .await;
     }
 
-    /// Waits until every part of Cistern runs and is ready.
+    /// Waits until every part of Cistern runs and is ready. The agents are replaced one after the other.
     pub async fn wait_until_installed(&self) {
-        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        let timeout = format!("--timeout={}s", (2 * PATIENCE).as_secs());
         for workload in [
             "daemonset/cistern-node",
             "deployment/cistern-controller",

@@ -13,23 +13,26 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::definitions;
+use cistern_crds::{Bytes, definitions};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client, Config, ResourceExt as _,
+    Api, Client, Config, Resource, ResourceExt as _,
     api::{Patch, PatchParams},
     config::{KubeConfigOptions, Kubeconfig},
     runtime::{conditions::is_crd_established, wait::Condition as _},
 };
+use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use self::processes::Processes;
-use crate::{Folder, Process, environment::variable, eventually};
+use crate::{Folder, Process, environment::variable, eventually, objects::change};
 
 /// A kubeconfig for a control plane that something else has started, with the custom resources. Tests in a virtual machine
 /// use one on the machine around it.
 const STARTED: &str = "CISTERN_CONTROL_PLANE";
 const START: Duration = Duration::from_mins(5);
+/// A size that Kubernetes reads, and Cistern does not. The definitions refuse it.
+pub const UNREADABLE_SIZE: &str = "1e12";
 
 /// An API server with Cistern's custom resources, and its etcd.
 #[derive(Debug)]
@@ -168,6 +171,20 @@ impl ControlPlane {
         self.install(others).await;
     }
 
+    /// Replaces the definition of a kind by one that accepts each size, also [`UNREADABLE_SIZE`]: one of a later version may have
+    /// accepted what this one cannot read. The API server uses it a moment later.
+    ///
+    /// # Panics
+    /// If Cistern does not define the kind.
+    pub async fn accept_each_size<K: Resource<DynamicType = ()>>(&self) {
+        let name = format!("{}.{}", K::plural(&()), K::group(&()));
+        let ours = definitions().into_iter().find(|it| it.name_any() == name);
+        let mut versions = json!(ours.expect("it is a kind of Cistern").spec.versions);
+        remove_pattern_of_sizes(&mut versions);
+        let api: Api<CustomResourceDefinition> = Api::all(self.client());
+        change(&api, &name, json!({"spec": {"versions": versions}})).await;
+    }
+
     async fn install(&self, definitions: Vec<CustomResourceDefinition>) {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let parameters = PatchParams::apply("cistern-e2e").force();
@@ -195,6 +212,18 @@ impl ControlPlane {
             })
             .await;
         }
+    }
+}
+
+/// Removes the pattern of sizes from a schema.
+fn remove_pattern_of_sizes(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            fields.retain(|name, value| name != "pattern" || *value != Bytes::PATTERN);
+            fields.values_mut().for_each(remove_pattern_of_sizes);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_pattern_of_sizes),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -160,7 +160,7 @@ impl Driver {
     /// Waits until the pool is ready and the controller knows it, and returns its status as the agent reports it.
     pub async fn ready_pool(&self, name: &str) -> NodePoolStatus {
         let what = format!("pool {name} to be ready on {}", self.host.name);
-        eventually(&what, Duration::from_mins(1), async || {
+        eventually(&what, Duration::from_mins(5), async || {
             let pools = self.storage_node().await.status.unwrap_or_default().pools;
             let pool = match pools.into_iter().find(|pool| pool.name == name) {
                 Some(pool) if pool.is_ready() => pool,
@@ -340,15 +340,11 @@ impl Driver {
     /// # Panics
     /// When findings remain.
     pub async fn fsck(&self) {
-        eventually(
-            "fsck to find nothing",
-            Duration::from_secs(30),
-            async || {
-                let output = run(self.host.fsck_command(), Duration::from_secs(30)).await;
-                let found = String::from_utf8_lossy(&output.stdout).into_owned();
-                output.status.success().then_some(()).ok_or(found)
-            },
-        )
+        eventually("fsck to find nothing", Duration::from_mins(5), async || {
+            let output = run(self.host.fsck_command(), Duration::from_mins(2)).await;
+            let found = String::from_utf8_lossy(&output.stdout).into_owned();
+            output.status.success().then_some(()).ok_or(found)
+        })
         .await;
     }
 
@@ -472,7 +468,7 @@ impl Host {
         let what = "the node's loop devices to be detached";
         eventually(
             what,
-            Duration::from_secs(30),
+            Duration::from_mins(5),
             async || match attached_below(self.folder.path()) {
                 none if none.is_empty() => Ok(()),
                 some => Err(format!("{some:?}")),

@@ -38,7 +38,7 @@ impl MountNamespace {
         );
         eventually(
             "the mount namespace",
-            Duration::from_mins(1),
+            Duration::from_mins(5),
             async || match of(&pid) {
                 Ok(its) if its != ours => Ok(()),
                 seen => Err(format!("{seen:?}")),

@@ -1,6 +1,6 @@
 //! Objects of a cluster that tests write in place of an administrator, kubelet and the agents.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use cistern_crds::{
     PoolVolume, PoolVolumeSpec, names, testing::volume_spec, volume::ClaimReference,
@@ -16,7 +16,7 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::cluster::NAMESPACE;
+use crate::{cluster::NAMESPACE, eventually};
 
 /// When everything has happened.
 pub const TIME: &str = "2026-01-01T00:00:00Z";
@@ -40,6 +40,15 @@ where
     let parameters = PatchParams::default();
     let changed = api.patch(name, &parameters, &Patch::Merge(change)).await;
     changed.expect("it can be changed")
+}
+
+/// Repeats a write until the API server accepts it, which may still use an earlier definition of the kind.
+pub async fn accepted<T>(mut write: impl AsyncFnMut() -> kube::Result<T>) -> T {
+    let deadline = Duration::from_mins(1);
+    eventually("a changed definition to be used", deadline, async || {
+        write().await.map_err(|error| error.to_string())
+    })
+    .await
 }
 
 /// Applies a merge patch to the status of an object.

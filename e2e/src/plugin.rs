@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Timeout of a run.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// The program with the kubeconfig of one cluster.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::wait::eventually;
+use crate::wait::{eventually, patience};
 
 /// A background process. It is killed when dropped; if the test has failed, the end of its log is then shown.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Process {
     pub async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
         let what = format!("{} to end after SIGTERM", self.name);
-        eventually(&what, Duration::from_secs(30), async || {
+        eventually(&what, Duration::from_mins(2), async || {
             self.exited().ok_or_else(|| "it still runs".to_owned())
         })
         .await
@@ -121,9 +121,10 @@ pub fn dying_with_us(program: impl AsRef<OsStr>) -> Command {
 /// Runs a command to its end.
 ///
 /// # Panics
-/// When it takes longer than the deadline.
+/// When it takes longer than the deadline, times the patience of this machine.
 pub async fn run(command: Command, deadline: Duration) -> Output {
     let line = format!("{command:?}");
+    let deadline = deadline * patience();
     let mut command = tokio::process::Command::from(command);
     command.stdin(Stdio::null()).kill_on_drop(true);
     tokio::time::timeout(deadline, command.output())

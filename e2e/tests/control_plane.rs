@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, StorageNode, StoragePool,
     pool::{ImageSource, PoolSource},
@@ -48,6 +49,78 @@ async fn custom_resources_are_served_and_validated() {
         .await
         .unwrap();
     assert_eq!(made.spec.source.image.unwrap().size, Bytes::gib(4));
+}
+
+#[tokio::test]
+async fn a_status_has_no_times_and_integers_that_cistern_cannot_read() {
+    let nodes: Api<StorageNode> = Api::all(ControlPlane::shared().await.client());
+    let node = json!({"apiVersion": "cistern.storage/v1alpha1", "kind": "StorageNode",
+        "metadata": {"name": "readable"}, "spec": {"topology": {}}});
+    let node = serde_json::from_value(node).unwrap();
+    nodes.create(&PostParams::default(), &node).await.unwrap();
+    let write = async |status: serde_json::Value| {
+        let status = Patch::Merge(json!({"status": status}));
+        let parameters = PatchParams::default();
+        let written = nodes.patch_status("readable", &parameters, &status).await;
+        written.map_err(|error| error.to_string())
+    };
+    let drift = |since: serde_json::Value| {
+        let found = json!({"kind": "Stray", "object": "a", "message": "b", "since": since});
+        json!({"drift": [found]})
+    };
+    for time in [
+        json!("2026-01-01T00:00:00x5Z"),
+        json!("2026-01-01T00:00:00ZTx"),
+        json!("2026-01-01T00:00:00+99:99"),
+        json!("2026-02-29T00:00:00Z"),
+        json!([]),
+        json!(["2026-01-01T00:00:00Z"]),
+        json!(1_700_000_000),
+    ] {
+        let refused = write(drift(time.clone())).await.map(|_| time);
+        let error = refused.unwrap_err();
+        assert!(error.contains("status.drift[0].since"), "{error}");
+    }
+    for time in [
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:00:00.123456Z",
+        "2028-02-29T23:59:59.123456789-23:59",
+    ] {
+        let written = write(drift(json!(time))).await.unwrap();
+        let status = written.status.unwrap();
+        assert_eq!(
+            status.drift[0].since,
+            time.parse::<DateTime<Utc>>().unwrap()
+        );
+    }
+    for count in [
+        json!(4_294_967_296_u64),
+        json!(9_007_199_254_740_993_u64),
+        json!(-1),
+    ] {
+        let refused = write(json!({"unlistedDrift": count})).await.map(|_| count);
+        let error = refused.unwrap_err();
+        assert!(error.contains("status.unlistedDrift"), "{error}");
+    }
+    for count in [0, 4_294_967_295] {
+        let written = write(json!({"unlistedDrift": count})).await.unwrap();
+        assert_eq!(written.status.unwrap().unlisted_drift, count);
+    }
+}
+
+#[tokio::test]
+async fn a_quantity_with_more_than_64_bits_is_read_as_the_largest_size() {
+    let client = ControlPlane::shared().await.client();
+    let pool = json!({"apiVersion": "cistern.storage/v1alpha1", "kind": "StoragePool",
+        "metadata": {"name": "largest"},
+        "spec": {"nodeSelector": {}, "source": {"image": {"size": "99Ei"}}}});
+    let pool = serde_json::from_value::<DynamicObject>(pool).unwrap();
+    let kind = ApiResource::erase::<StoragePool>(&());
+    let pools: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    pools.create(&PostParams::default(), &pool).await.unwrap();
+    let read: Api<StoragePool> = Api::all(client);
+    let read = read.get("largest").await.unwrap();
+    assert_eq!(read.spec.source.image.unwrap().size, Bytes(u64::MAX));
 }
 
 #[tokio::test]
@@ -457,7 +530,7 @@ async fn nothing_is_left_of_a_control_plane_whose_test_was_killed() {
     let log = folder.join("log");
     let command = dying_with_us(env!("CARGO_BIN_EXE_control-plane"));
     let mut process = Process::start("control-plane", &log, command);
-    let its_folder = eventually("the control plane", Duration::from_mins(1), async || {
+    let its_folder = eventually("the control plane", Duration::from_mins(5), async || {
         let log = process.log();
         let kubeconfig = log
             .lines()
@@ -474,7 +547,7 @@ async fn nothing_is_left_of_a_control_plane_whose_test_was_killed() {
     );
 
     process.kill();
-    eventually("its end", Duration::from_secs(10), async || {
+    eventually("its end", Duration::from_mins(2), async || {
         let processes = processes_that_name(&its_folder);
         if processes.is_empty() && !its_folder.exists() {
             Ok(())

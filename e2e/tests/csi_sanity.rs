@@ -173,7 +173,7 @@ async fn run_csi_sanity(
     ] {
         command.arg(format!("--{flag}={value}"));
     }
-    let output = run(command, Duration::from_mins(5)).await;
+    let output = run(command, Duration::from_mins(20)).await;
     eprintln!("{}", String::from_utf8_lossy(&output.stdout));
     let report = fs::read(&report).expect("csi-sanity has written its report");
     let report: Value = serde_json::from_slice(&report).unwrap();

@@ -74,7 +74,7 @@ async fn data_survives_the_death_of_the_agent_and_of_the_node_until_its_volume_i
         // The agent looks again by itself; the provisioner repeats until it has.
         eventually(
             "the volume to be deleted",
-            Duration::from_secs(30),
+            Duration::from_mins(2),
             async || {
                 volume
                     .delete(&driver)
@@ -154,7 +154,7 @@ impl Volume {
     async fn shell(&self, driver: &Driver, script: &str) -> String {
         let mut command = driver.command_on_node("sh");
         command.args(["-euc", script]).arg(&self.target);
-        output(command, Duration::from_secs(10)).await
+        output(command, Duration::from_mins(2)).await
     }
 }
 

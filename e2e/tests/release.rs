@@ -27,7 +27,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const COMPRESSED_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// The first run compiles the program that makes the SBOM.
 const PATIENCE: Duration = Duration::from_mins(20);
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(5);
 /// What an image may take in a registry. Nodes load it over the network, before any volume on them can be used.
 const LARGEST_IMAGE: u64 = 60 << 20;
 /// Programs of the driver's image; the driver runs most of them.

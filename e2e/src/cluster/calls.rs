@@ -1,7 +1,7 @@
 //! Counts the calls of CreateVolume for each claim in the controllers' logs.
 //!
 //! More than two calls for a claim mean that it was rescheduled between nodes because the published capacity or
-//! an answer was wrong.
+//! an answer was wrong. A call that ran out of time does not count: it is repeated for the same node.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,9 @@ use kube::{
 };
 
 use super::{Cluster, NAMESPACE};
+
+/// A call that fails after this many milliseconds ran out of time. The sidecars give each call a minute.
+const OUT_OF_TIME: u64 = 40_000;
 
 impl Cluster {
     /// Counts, by volume id, the CreateVolume calls that ended since then and named a pool with this name prefix.
@@ -46,10 +49,15 @@ impl Cluster {
     }
 }
 
-/// Returns the volume of a line that ends a call of CreateVolume in a pool with this name prefix:
+/// Returns the volume of a line that ends a call of CreateVolume in a pool with this name prefix, unless it ran out of time:
 /// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
 fn ended_call<'a>(line: &'a str, pools: &str) -> Option<&'a str> {
-    if !line.contains(r#"rpc="CreateVolume""#) || !line.contains(" elapsed_ms=") {
+    if !line.contains(r#"rpc="CreateVolume""#) {
+        return None;
+    }
+    let (_, elapsed) = line.split_once(" elapsed_ms=")?;
+    let elapsed = elapsed.split(' ').next()?.parse::<u64>();
+    if !line.contains(r#" code="Ok""#) && elapsed.is_ok_and(|elapsed| elapsed >= OUT_OF_TIME) {
         return None;
     }
     let field = |name: &str| {
@@ -74,6 +82,8 @@ mod tests {
         let volume = Some("pvc-1".to_owned());
         assert_eq!(ended(&done), volume);
         assert_eq!(ended(&failed), volume);
+        assert_eq!(ended(&done.replace("=3", "=50000")), volume);
+        assert_eq!(ended(&failed.replace("=3", "=50000")), None);
         assert_eq!(ended(&line("the pool has no room")), None);
         assert_eq!(ended(&done.replace("Create", "Delete")), None);
         assert_eq!(ended(&done.replace("mine-p", "other-p")), None);

@@ -20,7 +20,7 @@ use crate::{
 /// The time limit for what the harness does with a node. A busy machine needs minutes until a started node is Ready.
 const DEADLINE: Duration = Duration::from_mins(10);
 /// The time limit for thawing, in seconds.
-const THAW: &str = "60";
+const THAW: &str = "600";
 
 /// The harness' own cluster.
 #[derive(Clone, Copy, Debug)]

@@ -216,22 +216,26 @@ impl Test {
         self.object(name, spec).await
     }
 
-    /// Returns the name of the VolumeSnapshot of a claim in a group.
+    /// Waits until a group has a VolumeSnapshot of a claim, and returns its name.
     pub async fn member(&self, group: &VolumeGroupSnapshot, claim: &str) -> String {
         let all = self.namespaced::<VolumeSnapshot>();
-        let all = all.list(&ListParams::default()).await;
         let of_group = |snapshot: &VolumeSnapshot| {
             let mut owners = snapshot.owner_references().iter();
             owners.any(|owner| Some(&owner.uid) == group.uid().as_ref())
         };
-        let mut members = all.expect("snapshots can be listed").into_iter();
-        let member = members.find(|snapshot| {
+        let is_member = |snapshot: &VolumeSnapshot| {
             let source = &snapshot.spec.source.persistent_volume_claim_name;
             of_group(snapshot) && source.as_deref() == Some(claim)
-        });
-        member
-            .unwrap_or_else(|| panic!("no snapshot of {claim} in the group"))
-            .name_any()
+        };
+        let what = format!("a snapshot of {claim} in group {}", group.name_any());
+        eventually(&what, PATIENCE, async || {
+            let found = all.list(&ListParams::default()).await;
+            let found = found.map_err(|error| error.to_string())?.items;
+            let member = found.iter().find(|snapshot| is_member(snapshot));
+            let member = member.map(ResourceExt::name_any);
+            member.ok_or_else(|| format!("{found:#?}"))
+        })
+        .await
     }
 
     /// Waits until a snapshot or group is ready.

@@ -1,6 +1,7 @@
 //! Admission of volumes, and its cost in writes to the API server.
 
-use cistern_crds::{Bytes, ConditionType, Consistency, Provisioning, condition};
+use cistern_crds::{Bytes, ConditionType, Consistency, PoolVolume, Provisioning, condition};
+use cistern_e2e::{ControlPlane, control_plane::UNREADABLE_SIZE, objects};
 use futures::{StreamExt as _, future::join_all};
 use kube::{
     Api, ResourceExt as _,
@@ -34,7 +35,7 @@ impl Fixture {
 async fn r05_creation_and_reclaim_take_two_writes_each_and_no_write_follows() {
     let node = Fixture::start("agent-writes").await;
     let fields = format!("spec.nodeName={}", node.name);
-    let everything = WatchParams::default().fields(&fields).timeout(60);
+    let everything = WatchParams::default().fields(&fields);
     let mut events = Box::pin(node.volumes.watch(&everything, "0").await.unwrap());
     let object = node.volume("one", Bytes::mib(64)).await;
     node.remove(&object.name_any()).await;
@@ -101,7 +102,7 @@ async fn r05_what_the_agent_writes_never_conflicts_with_its_own_earlier_writes()
     join_all(snapshots.map(|(name, volume)| node.snapshot(name, volume))).await;
     let group = [&volumes[0], &volumes[1]];
     let group = node.create_group(&group, Consistency::Crash).await;
-    node.answered_group(&group).await;
+    node.ready_group(&group).await;
 
     let metrics = node.driver.node().get("/metrics").await.unwrap();
     let written = "cistern_api_request_duration_seconds_count{method=\"PUT\",code=\"200\"}";
@@ -196,19 +197,19 @@ async fn a_refusal_names_the_size_and_reserves_nothing() {
 
 #[tokio::test]
 async fn r22_an_unreadable_object_blocks_only_requests_for_space() {
-    let node = Fixture::start("agent-unreadable").await;
+    // A control plane of its own, which accepts such an object.
+    let control_plane = ControlPlane::start().await;
+    let node = Fixture::start_with(&control_plane, "agent-unreadable").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let mut odd = serde_json::to_value(node.desired_volume("odd", Bytes::mib(64))).unwrap();
-    // Valid for the schema, but the number of bytes exceeds 64 bits.
-    odd["spec"]["size"] = "20Ei".into();
+    odd["spec"]["size"] = UNREADABLE_SIZE.into();
     let odd: DynamicObject = serde_json::from_value(odd).unwrap();
-    let kind = ApiResource::erase::<cistern_crds::PoolVolume>(&());
+    let kind = ApiResource::erase::<PoolVolume>(&());
     let odds: Api<DynamicObject> = Api::all_with(node.volumes.clone().into_client(), &kind);
-    let name = odds
-        .create(&PostParams::default(), &odd)
-        .await
-        .unwrap()
-        .name_any();
+    control_plane.accept_each_size::<PoolVolume>().await;
+    let parameters = PostParams::default();
+    let created = objects::accepted(async || odds.create(&parameters, &odd).await).await;
+    let name = created.name_any();
 
     let closed = |pool: &cistern_crds::NodePoolStatus| pool.thin_room == Bytes::ZERO;
     let pool = node.pool_until("to close", closed).await;

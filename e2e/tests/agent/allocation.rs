@@ -7,6 +7,7 @@ use cistern_crds::{
 };
 use cistern_e2e::{Frozen, eventually};
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 
 use crate::{
     Fixture, SOON, has_condition,
@@ -115,9 +116,12 @@ async fn the_agent_reallocates_blocks_that_a_trim_frees_in_a_thick_volume() {
     let kubelet = KubeletVolume::of(&node, &volume);
     kubelet.stage(&[]).await.unwrap();
     let image = status(&volume).image.unwrap().uid;
-    // One shell does both, because the agent may reallocate the blocks at any time.
+    // The agent is stopped, because it may reallocate the blocks at any time.
     let trim = "fstrim $2 && echo $(($(stat -c %b $0/$1) * 512))";
+    let agent = node.driver.node().process();
+    agent.signal(Signal::STOP);
     let trimmed = node.shell(trim, &[&image, &text(&kubelet.staging)]).await;
+    agent.signal(Signal::CONT);
     assert!(
         trimmed.trim().parse::<u64>().unwrap() < size,
         "the trim punched no hole"

@@ -17,6 +17,12 @@ pub(crate) async fn shell(driver: &Driver, script: &str) -> String {
     output(command, SCRIPT).await
 }
 
+/// Makes an ext4 on a disk. The program refuses while the agent reads the disk.
+async fn format_disk(driver: &Driver, path: &str) {
+    let make = format!("until mkfs.ext4 -q {path}; do sleep 0.1; done");
+    shell(driver, &make).await;
+}
+
 async fn status(driver: &Driver) -> StorageNodeStatus {
     driver.storage_node().await.status.unwrap_or_default()
 }
@@ -48,11 +54,16 @@ async fn a_node_reports_its_disks_and_why_no_pool_can_be_created_on_some() {
     let name = disk.device.path().file_name().unwrap().to_str().unwrap();
     assert_eq!(found.name, name);
     // The usable disks come first, whatever else the machine has.
-    assert_eq!(status(&driver).await.disks[0].path, Some(disk.path.clone()));
+    eventually("the disk to be the first", SOON, async || {
+        let disks = status(&driver).await.disks;
+        let is_first = disks[0].path.as_ref() == Some(&disk.path);
+        is_first.then_some(()).ok_or_else(|| format!("{disks:#?}"))
+    })
+    .await;
 
-    shell(&driver, &format!("mkfs.ext4 -q {}", disk.path)).await;
-    let found = disk_until(&driver, &disk.path, |disk| !disk.is_usable()).await;
-    assert_eq!(found.unusable.as_deref(), Some("it holds ext4 (\"\")"));
+    format_disk(&driver, &disk.path).await;
+    let holds = |disk: &Disk| disk.unusable.as_deref() == Some("it holds ext4 (\"\")");
+    disk_until(&driver, &disk.path, holds).await;
 
     // A disk that is removed is not reported any more.
     shell(&driver, &format!("rm {}", disk.path)).await;
@@ -84,10 +95,10 @@ async fn a_disk_that_becomes_a_pool_is_reported_with_the_name_of_the_pool() {
     disk_until(&driver, &disk.path, Disk::is_usable).await;
     add_pool(&driver, "pool-of-disk", json!({"paths": [disk.path]})).await;
     driver.ready_pool("pool-of-disk").await;
-    let found = disk_until(&driver, &disk.path, |disk| disk.pool.is_some()).await;
+    let uses = Some("pool pool-of-disk uses it");
+    let is_used = |disk: &Disk| disk.pool.is_some() && disk.unusable.as_deref() == uses;
+    let found = disk_until(&driver, &disk.path, is_used).await;
     assert_eq!(found.pool.as_deref(), Some("pool-of-disk"));
-    let reason = "pool pool-of-disk uses it";
-    assert_eq!(found.unusable.as_deref(), Some(reason));
     driver.finish().await;
 }
 
@@ -146,7 +157,7 @@ async fn r16_a_disk_that_hangs_is_reported_and_the_others_are_read() {
     disk_until(&driver, path, hangs).await;
     // What changes on another disk is seen meanwhile.
     disk_until(&driver, &other.path, Disk::is_usable).await;
-    shell(&driver, &format!("mkfs.ext4 -q {}", other.path)).await;
+    format_disk(&driver, &other.path).await;
     disk_until(&driver, &other.path, |disk| !disk.is_usable()).await;
     disk.set(Mode::Ok).unwrap();
     disk_until(&driver, path, Disk::is_usable).await;

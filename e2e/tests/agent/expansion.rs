@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 
 use crate::{
     Fixture, has_condition,
-    node_service::{KubeletVolume, text},
+    node_service::{KubeletVolume, repeated, text},
     status,
 };
 
@@ -57,9 +57,7 @@ async fn r05_an_expansion_is_reserved_first_takes_two_writes_and_reduces_the_pub
         .pool_until("to hold the volume", |pool| pool.reserved == SMALL)
         .await;
     let version = object.resource_version().unwrap();
-    let only = WatchParams::default()
-        .fields(&format!("metadata.name={name}"))
-        .timeout(60);
+    let only = WatchParams::default().fields(&format!("metadata.name={name}"));
     let mut events = Box::pin(node.volumes.watch(&only, &version).await.unwrap());
 
     request_size(&node, &name, LARGE).await;
@@ -270,8 +268,11 @@ impl<'a> StagedVolume<'a> {
             volume_capability: Some(capability(AccessType::Mount(MountVolume::default()))),
             ..NodeStageVolumeRequest::default()
         };
-        let mut client = self.node.driver.node_client().await;
-        client.node_stage_volume(request).await.unwrap();
+        let staged = repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            client.node_stage_volume(request.clone()).await
+        });
+        staged.await.unwrap();
     }
 
     async fn unstage(&self) {
@@ -279,8 +280,11 @@ impl<'a> StagedVolume<'a> {
             volume_id: self.volume.clone(),
             staging_target_path: self.path(),
         };
-        let mut client = self.node.driver.node_client().await;
-        client.node_unstage_volume(request).await.unwrap();
+        let unstaged = repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            client.node_unstage_volume(request.clone()).await
+        });
+        unstaged.await.unwrap();
     }
 
     fn path(&self) -> String {
@@ -300,9 +304,12 @@ impl<'a> StagedVolume<'a> {
     }
 
     async fn expand(&self, request: NodeExpandVolumeRequest) -> Result<i64, Status> {
-        let mut client = self.node.driver.node_client().await;
-        let answer = client.node_expand_volume(request).await?;
-        Ok(answer.into_inner().capacity_bytes)
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            let answer = client.node_expand_volume(request.clone()).await?;
+            Ok(answer.into_inner().capacity_bytes)
+        })
+        .await
     }
 
     /// Size of the filesystem in bytes, as a pod sees it.

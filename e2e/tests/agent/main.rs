@@ -58,7 +58,7 @@ use kube::{
 use serde_json::{Value, json};
 
 /// Time limit for everything that the agent does.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 /// Scripts read and write up to a gibibyte, on a disk that other tests use too.
 const SCRIPT: Duration = Duration::from_mins(3);
 
@@ -164,6 +164,13 @@ impl Fixture {
         pools.into_iter().find(|pool| pool.name == self.name)
     }
 
+    /// Waits until the agent has published that this much is reserved, and returns what is left for thick volumes.
+    async fn published_room(&self, reserved: Bytes) -> Bytes {
+        let is_published = |pool: &NodePoolStatus| pool.reserved == reserved;
+        let pool = self.pool_until("to publish its reservations", is_published);
+        pool.await.thick_room
+    }
+
     async fn patch(&self, volume: &str, patch: Value) {
         change(&self.volumes, volume, patch).await;
     }
@@ -236,7 +243,7 @@ impl Fixture {
     /// Makes the filesystem of a folder read-only, as the kernel does on errors. The kernel refuses
     /// while the agent or a program that it starts has a file open for writing.
     async fn remount_read_only(&self, folder: &Path) {
-        let script = "for attempt in $(seq 100); do
+        let script = "for attempt in $(seq 1000); do
               ! mount -o remount,ro \"$1\" || exit 0; sleep 0.1
             done; exit 1";
         self.shell(script, &[folder.to_str().unwrap()]).await;

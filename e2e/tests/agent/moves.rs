@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// How long a copy may take on a busy disk.
-const COPIED: Duration = Duration::from_mins(2);
+const COPIED: Duration = Duration::from_mins(5);
 /// UID of the VolumeMove, which no agent reads.
 const MOVE: &str = "0f0e0d0c-0b0a-4908-8706-050403020100";
 

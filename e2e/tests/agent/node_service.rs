@@ -169,9 +169,12 @@ impl<'a> KubeletVolume<'a> {
             volume_path: text(path),
             ..NodeGetVolumeStatsRequest::default()
         };
-        let mut client = self.node.driver.node_client().await;
-        let answer = client.node_get_volume_stats(request).await;
-        answer.map(|answer| answer.into_inner().usage)
+        repeated(async || {
+            let mut client = self.node.driver.node_client().await;
+            let answer = client.node_get_volume_stats(request.clone()).await?;
+            Ok(answer.into_inner().usage)
+        })
+        .await
     }
 
     pub(crate) async fn unpublish(&self, target: &str) -> Result<(), Status> {
@@ -205,7 +208,9 @@ impl<'a> KubeletVolume<'a> {
 
 /// Repeats a call that has not ended within the driver's own limit, as kubelet does. On an emulated processor a tool may take
 /// longer than that. Elsewhere there is one call.
-async fn repeated<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+pub(crate) async fn repeated<T>(
+    mut call: impl AsyncFnMut() -> Result<T, Status>,
+) -> Result<T, Status> {
     for _ in 1..patience() {
         match call().await {
             Err(status) if status.code() == Code::DeadlineExceeded => {}

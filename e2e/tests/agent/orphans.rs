@@ -237,12 +237,14 @@ async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data()
     write(&node, &mounted, "data", 4).await;
     let alone = node.snapshot("alone", &one).await;
     let group = node.create_group(&[&one, &large], Consistency::Crash).await;
-    let (group_before, members) = node.answered_group(&group).await;
+    let (group_before, members) = node.ready_group(&group).await;
     write(&node, &mounted, "later", 1).await;
     let copy = node
         .volume_from("copy", Bytes::mib(64), &alone, |_| {})
         .await;
-    let (before, pool) = (sums(&node, &mounted).await, node.pool().await.unwrap());
+    let before = sums(&node, &mounted).await;
+    let is_published = |pool: &NodePoolStatus| (pool.volumes, pool.snapshots) == (4, 3);
+    let pool = node.pool_until("to count everything", is_published).await;
 
     node.restore().await;
     for was in [&one, &large, &raw, &copy] {
@@ -284,7 +286,7 @@ async fn snapshots_restored_after_the_creation_time_of_their_group_adopt_their_i
     let one = node.volume("one", Bytes::mib(64)).await;
     let two = node.volume("two", Bytes::mib(64)).await;
     let group = node.create_group(&[&one, &two], Consistency::Crash).await;
-    let (group_before, members) = node.answered_group(&group).await;
+    let (group_before, members) = node.ready_group(&group).await;
     let [kept, lost] = &members[..] else {
         panic!("{members:?}");
     };
@@ -332,7 +334,7 @@ async fn objects_restored_before_their_pool_is_ready_have_their_data_once_it_is(
     unstage(&node, &one, "one").await;
     let alone = node.snapshot("alone", &one).await;
     let group = node.create_group(&[&one, &two], Consistency::Crash).await;
-    let (group_before, members) = node.answered_group(&group).await;
+    let (group_before, members) = node.ready_group(&group).await;
 
     let file = node.images().parent().unwrap().with_extension("img");
     let elsewhere = node.driver.storage_root().join("elsewhere");

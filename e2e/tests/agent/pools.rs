@@ -57,11 +57,15 @@ async fn r05_what_is_physically_used_is_reported_beside_what_is_reserved() {
     let pool = node.pool_until("to report what is used", used).await;
     assert!(pool.free < Bytes::gib(1), "{pool:?}");
     assert_eq!(pool.reserved, Bytes::mib(512));
-    let metrics = node.driver.node().get("/metrics").await.unwrap();
-    let of_volume = |metric: &str| metric.starts_with("cistern_volume_allocated_bytes{");
-    let served = metrics.lines().find(|metric| of_volume(metric)).unwrap();
-    let bytes: u64 = served.rsplit(' ').next().unwrap().parse().unwrap();
-    assert!(bytes >= 300 << 20, "{served}");
+    eventually("the metric of the volume to follow", SOON, async || {
+        let metrics = node.driver.node().get("/metrics").await.unwrap();
+        let of_volume = |metric: &&str| metric.starts_with("cistern_volume_allocated_bytes{");
+        let served = metrics.lines().find(of_volume).unwrap();
+        let bytes: u64 = served.rsplit(' ').next().unwrap().parse().unwrap();
+        let follows = bytes >= 300 << 20;
+        follows.then_some(()).ok_or_else(|| served.to_owned())
+    })
+    .await;
     node.finish().await;
 }
 

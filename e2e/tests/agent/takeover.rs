@@ -185,7 +185,7 @@ async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_a
     let at_the_snapshot = sums(&old, &mounted).await;
     let alone = old.snapshot("alone", &one).await;
     let group = old.create_group(&[&one, &two], Consistency::Crash).await;
-    let (group_before, members) = old.answered_group(&group).await;
+    let (group_before, members) = old.ready_group(&group).await;
     write(&old, &mounted, "later", 1).await;
     let at_the_end = sums(&old, &mounted).await;
     unstage(&old, &one, "one").await;

@@ -10,7 +10,7 @@ use cistern_e2e::{ControlPlane, driver::Options, eventually};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 
 use crate::{
@@ -227,6 +227,17 @@ async fn define_as_before(control_plane: &ControlPlane) {
         .retain(|it| it.json_path == ".spec.sourceNode");
     let parameters = PostParams::default();
     api.replace(name, &parameters, &definition).await.unwrap();
+    let transfers: Api<ImageTransfer> = Api::all(control_plane.client());
+    let selected = ListParams::default().fields("spec.targetNode=none");
+    eventually(
+        "the new definition to be in force",
+        SOON,
+        async || match transfers.list(&selected).await {
+            Err(kube::Error::Api(refused)) if refused.code == 400 => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -252,10 +263,13 @@ async fn a_copy_is_made_also_with_a_definition_that_does_not_select_permissions_
     target.finish().await;
 }
 
-/// A node that sends 16 MiB per second.
+/// Bytes per second, of which a copy in a test takes so long that its node is killed before the end, also on a busy machine.
+pub(crate) const SLOW: u64 = 4 << 20;
+
+/// A node that sends slowly.
 async fn slow(name: &str) -> Fixture {
     let options = Options {
-        transfer_rate: 16 << 20,
+        transfer_rate: SLOW,
         ..Options::default()
     };
     Fixture::start_as(ControlPlane::shared().await, name, options).await

@@ -222,6 +222,12 @@ impl Fixture {
             .await
     }
 
+    /// Waits until the pool has this much room.
+    async fn until_room(&self, room: Bytes) {
+        let what = format!("to have room for {room}");
+        self.pool_until(&what, |pool| pool.thick_room == room).await;
+    }
+
     /// Removes a volume, and checks that its logical volume is gone.
     async fn remove_from(&self, group: &Group, volume: &PoolVolume) {
         self.remove(&volume.name_any()).await;

@@ -16,7 +16,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 use cistern_e2e::process::{command, tool, workspace};
 
-const SOON: Duration = Duration::from_mins(2);
+const SOON: Duration = Duration::from_mins(5);
 
 /// The values that the chart requires: the names of the images, which are here those of the manifests.
 const REQUIRED: [&str; 2] = [

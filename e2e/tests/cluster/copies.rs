@@ -14,8 +14,9 @@ use serde_json::json;
 
 use crate::snapshots::{Classes, LARGER, SIZE, read, writer};
 
-/// Bytes per second that an agent sends while its node is killed.
-const SLOW: u64 = 8 << 20;
+/// Bytes per second that an agent sends while its node is killed. A busy machine needs most of a minute to kill it, and the
+/// copy must not be complete by then.
+const SLOW: u64 = 2 << 20;
 
 /// Takes a snapshot of a volume while its pod writes. Returns the node of the volume, and how many numbers were
 /// written at most when it was taken.

@@ -92,7 +92,7 @@ async fn a_node_with_ten_volumes_is_drained() {
         }
         assert_eq!(shell(test, "user", "sha256sum /data/*/file").await, kept);
         test.delete(&pods, "user").await;
-        let drained = timeout(PATIENCE, end(drain)).await.unwrap();
+        let drained = timeout(3 * PATIENCE, end(drain)).await.unwrap();
         let printed = format!("{}{}", drained.stdout, drained.stderr);
         assert_eq!(drained.code, 0, "{printed}");
         assert!(printed.contains("has no volumes any more"), "{printed}");

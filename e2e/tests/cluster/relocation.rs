@@ -1,5 +1,7 @@
 //! Volumes that move to another node with their data. Their claims stay bound.
 
+use std::time::Duration;
+
 use cistern_crds::{
     Bytes, ConditionType, Cutover, PoolReplica, PoolVolume, VolumeMove, condition,
     persistent_volume::nodes_of,
@@ -7,7 +9,7 @@ use cistern_crds::{
 use cistern_e2e::{
     Test,
     cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer, objects::pod_spec},
-    eventually,
+    eventually, gone,
 };
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -19,6 +21,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+/// The time limit for a move. It copies a volume, ends a pod and starts another one, each of which may take minutes on a busy
+/// machine.
+const MOVED: Duration = Duration::from_mins(15);
 /// The claims of the pod: one of each kind of volume.
 const CLAIMS: [&str; 3] = ["ext4", "xfs", "block"];
 /// Writes 20 MiB to each volume and prints their checksums.
@@ -76,7 +81,7 @@ pub(crate) async fn all_wait(test: &Test, volumes: &[String], reason: &str) {
     let moves = test.all::<VolumeMove>();
     for volume in volumes {
         let what = format!("the move of {volume} to wait for {reason}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, MOVED, async || {
             let found = moves
                 .get_opt(volume)
                 .await
@@ -96,7 +101,7 @@ pub(crate) async fn all_wait(test: &Test, volumes: &[String], reason: &str) {
 pub(crate) async fn all_moved(test: &Test, volumes: &[String], node: &str) {
     let moves = test.all::<VolumeMove>();
     for volume in volumes {
-        test.gone(&moves, volume).await;
+        gone(&moves, volume, MOVED).await;
         let found = test.all::<PoolVolume>().get(volume).await.unwrap();
         assert_eq!(found.spec.node_name, node);
         let bound = test.all::<PersistentVolume>().get(volume).await.unwrap();

@@ -25,11 +25,29 @@ use tonic::{Code, Status};
 use crate::topology;
 
 /// Timeout of calls and waits that are expected to succeed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Deadline of a call that is expected to end with ABORTED: the driver waits for half of it, and the
 /// rest is for the answer of a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(4);
+
+/// Repeats a call with the deadline [`SHORT`] until it ends with ABORTED and says these words, and returns its message. On a busy
+/// machine, the time of a call may be over before it has come so far, or before its answer arrives.
+pub(crate) async fn aborted<T: Debug>(
+    words: &str,
+    mut call: impl AsyncFnMut() -> Result<T, Status>,
+) -> String {
+    let what = format!("the answer {words:?}");
+    eventually(&what, PATIENCE, async || {
+        let status = call().await.unwrap_err();
+        match status.code() {
+            Code::Aborted if status.message().contains(words) => Ok(status.message().to_owned()),
+            Code::Aborted | Code::Cancelled | Code::DeadlineExceeded => Err(status.to_string()),
+            _ => panic!("{status}"),
+        }
+    })
+    .await
+}
 
 /// The nodes of one test with a pool of its own.
 pub(crate) struct Cluster {

@@ -10,7 +10,7 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::{
-    cluster::{Cluster, PATIENCE, SHORT},
+    cluster::{Cluster, PATIENCE, SHORT, aborted},
     create, delete,
     history::History,
     request, requirement, topology,
@@ -226,24 +226,19 @@ async fn con_01_con_05_repeated_calls_wait_for_a_slow_agent_and_create_one_volum
     let replica = Replica::start(control_plane).await;
     let wanted = request("slow", &cluster.pool);
 
-    let status = create(replica.client().await, wanted.clone(), SHORT)
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    assert!(status.message().contains("to admit it"), "{status}");
+    let call = async || create(replica.client().await, wanted.clone(), SHORT).await;
+    aborted("to admit it", async || call().await).await;
     let placed = cluster.placed("slow", "a").await;
 
     let admitted = cluster.admit(&placed).await.unwrap();
-    let status = create(replica.client().await, wanted.clone(), SHORT)
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    assert!(status.message().contains("to make it"), "{status}");
+    aborted("to make it", async || call().await).await;
 
     // The agent finishes the volume between two calls.
     let made = cluster.finish(&admitted).await.unwrap();
     assert_eq!(made.metadata.uid, placed.metadata.uid);
-    create(replica.client().await, wanted, SHORT).await.unwrap();
+    create(replica.client().await, wanted, PATIENCE)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -291,8 +286,10 @@ async fn cv_07_an_unadmitted_volume_on_an_excluded_node_does_not_block_the_claim
     let cluster = Cluster::new(control_plane, "wedged", &[("a", 5), ("b", 2)]).await;
     let replica = Replica::start(control_plane).await;
     let wanted = request("wedged", &cluster.pool);
-    let status = create(replica.client().await, wanted.clone(), SHORT).await;
-    assert_eq!(status.unwrap_err().code(), Code::Aborted);
+    aborted("to admit it", async || {
+        create(replica.client().await, wanted.clone(), SHORT).await
+    })
+    .await;
     let left = cluster.placed("wedged", "a").await;
 
     let mut elsewhere = wanted.clone();
@@ -355,10 +352,10 @@ async fn a_name_whose_old_volume_is_being_deleted_waits_and_then_gets_a_new_volu
     cluster.make("again", "a").await;
     asked.await.unwrap().unwrap();
 
-    let status = delete(replica.client().await, "again", SHORT)
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
+    aborted("to remove its data", async || {
+        delete(replica.client().await, "again", SHORT).await
+    })
+    .await;
     let status = create(replica.client().await, wanted.clone(), PATIENCE)
         .await
         .unwrap_err();

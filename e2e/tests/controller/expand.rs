@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::{
     Client,
-    cluster::{Cluster, PATIENCE, SHORT},
+    cluster::{Cluster, PATIENCE, SHORT, aborted},
     create, expand, expand_as,
     history::History,
     request,
@@ -240,11 +240,10 @@ async fn con_05_a_growth_waits_for_a_slow_agent_and_another_replica_continues_it
         Replica::start(control_plane).await,
     );
     create_ready(&cluster, first.client().await).await;
-    let status = expand(first.client().await, "slow-growth", TWO, SHORT)
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    assert!(status.message().contains("to make it larger"), "{status}");
+    aborted("to make it larger", async || {
+        expand(first.client().await, "slow-growth", TWO, SHORT).await
+    })
+    .await;
     let expanding = cluster.with_size("slow-growth", TWO).await;
     first.service().kill();
 

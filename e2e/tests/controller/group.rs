@@ -15,7 +15,7 @@ use kube::{
 use tonic::{Code, Request, Status, transport::Channel};
 
 use self::agent::{Agent, SECONDS, members};
-use crate::cluster::{PATIENCE, SHORT};
+use crate::cluster::{PATIENCE, SHORT, aborted};
 
 type Client = GroupControllerClient<Channel>;
 
@@ -177,13 +177,11 @@ async fn cgs_14_an_unknown_volume_is_refused_and_a_node_that_cannot_be_asked_is_
     assert!(agent.is_gone("apart").await);
     // No node plugin runs here, so the volumes of two nodes cannot be snapshotted together.
     let apart = ["apart-1".to_owned(), "apart-2".to_owned()];
-    let client = replica.group_client().await;
-    let answer = take(client, wanted("apart", &apart), SHORT).await;
-    let status = answer.unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    let message = status.message();
-    assert!(message.contains(&agent.cluster.node("a")), "{status}");
-    assert!(message.contains("has no address"), "{status}");
+    let message = aborted("has no address", async || {
+        take(replica.group_client().await, wanted("apart", &apart), SHORT).await
+    })
+    .await;
+    assert!(message.contains(&agent.cluster.node("a")), "{message}");
 }
 
 #[tokio::test]
@@ -194,9 +192,15 @@ async fn cgs_09_a_group_across_nodes_is_answered_once_every_agent_has_published_
     agent.volume(&replica, "late-1", "a").await;
     agent.volume(&replica, "late-2", "b").await;
     let volumes = ["late-1".to_owned(), "late-2".to_owned()];
-    let client = replica.group_client().await;
-    let answer = take(client, wanted("late", &volumes), SHORT).await;
-    assert_eq!(answer.unwrap_err().code(), Code::Aborted);
+    let call = async || {
+        take(
+            replica.group_client().await,
+            wanted("late", &volumes),
+            SHORT,
+        )
+        .await
+    };
+    aborted("has no address", async || call().await).await;
     let (_, snapshots) = agent.asked("late").await;
     let taken = serde_json::json!({"spec": {"takenAt": "2027-01-15T08:00:00Z"}});
     let taken = kube::api::Patch::Merge(taken);
@@ -212,12 +216,8 @@ async fn cgs_09_a_group_across_nodes_is_answered_once_every_agent_has_published_
         agent.finish_snapshot(&admitted).await;
     };
     let unpublished = async |snapshot: usize| {
-        let client = replica.group_client().await;
-        let answer = take(client, wanted("late", &volumes), SHORT).await;
-        let status = answer.unwrap_err();
-        assert_eq!(status.code(), Code::Aborted, "{status}");
         let says = format!("to publish snapshot {}", snapshots[snapshot].name_any());
-        assert!(status.message().contains(&says), "{status}");
+        aborted(&says, async || call().await).await;
     };
     unpublished(0).await;
     publish(0).await;
@@ -320,11 +320,10 @@ async fn begin(
     volumes: &[String],
     made: usize,
 ) -> PoolSnapshotGroup {
-    let client = replica.group_client().await;
-    let status = take(client, wanted(name, volumes), SHORT)
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
+    aborted("to take it", async || {
+        take(replica.group_client().await, wanted(name, volumes), SHORT).await
+    })
+    .await;
     let (group, snapshots) = agent.asked(name).await;
     for snapshot in &snapshots[made..] {
         let name = snapshot.name_any();
@@ -403,14 +402,9 @@ async fn a_group_that_an_agent_has_begun_is_never_withdrawn() {
 
 /// Requests the group `set-begun` until the answer is ABORTED with this text.
 async fn answered(replica: &Replica, volumes: &[String], timeout: Duration, words: &str) {
-    let what = format!("the controller to answer: {words}");
-    cistern_e2e::eventually(&what, PATIENCE, async || {
+    aborted(words, async || {
         let client = replica.group_client().await;
-        let status = take(client, wanted("set-begun", volumes), timeout).await;
-        let status = status.unwrap_err();
-        assert_eq!(status.code(), Code::Aborted, "{status}");
-        let says = status.message().contains(words);
-        says.then_some(()).ok_or_else(|| status.to_string())
+        take(client, wanted("set-begun", volumes), timeout).await
     })
     .await;
 }

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use crate::{
-    cluster::{Cluster, PATIENCE, SHORT},
+    cluster::{Cluster, PATIENCE, SHORT, aborted},
     create, delete,
     history::History,
     request,
@@ -143,20 +143,16 @@ async fn r25_an_api_server_that_hangs_is_waited_for_and_nothing_is_lost() {
     let wanted = request("outage", &cluster.pool);
 
     control_plane.apiserver().signal(Signal::STOP);
-    let created = create(replica.client().await, wanted.clone(), SHORT)
-        .await
-        .unwrap_err();
-    let deleted = delete(replica.client().await, "other", SHORT)
-        .await
-        .unwrap_err();
+    let words = "the API server to answer";
+    aborted(words, async || {
+        create(replica.client().await, wanted.clone(), SHORT).await
+    })
+    .await;
+    aborted(words, async || {
+        delete(replica.client().await, "other", SHORT).await
+    })
+    .await;
     control_plane.apiserver().signal(Signal::CONT);
-    for status in [created, deleted] {
-        assert_eq!(status.code(), Code::Aborted, "{status}");
-        assert!(
-            status.message().contains("the API server to answer"),
-            "{status}"
-        );
-    }
 
     let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
     cluster.make("outage", "a").await;

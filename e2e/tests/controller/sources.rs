@@ -254,8 +254,10 @@ async fn a_snapshot_whose_node_cannot_take_the_volume_is_restored_on_another_one
     restored("leaving-chosen", &everywhere, "chosen", "b").await;
     restored("leaving-excluded", &everywhere[..1], "source", "b").await;
     cluster.set_room("a", 0).await;
+    cluster.until_room(&replica, "a", 0).await;
     restored("leaving-full", &everywhere, "source", "b").await;
     cluster.set_room("a", 5).await;
+    cluster.until_room(&replica, "a", 5).await;
     let nodes: Api<Node> = Api::all(control_plane.client());
     let cordoned =
         json!({"metadata": {"name": cluster.node("a")}, "spec": {"unschedulable": true}});

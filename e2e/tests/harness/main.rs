@@ -28,7 +28,7 @@ docker() { echo "$0"; }
 detach_loops_of node ''
 "#;
 
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 #[tokio::test]
 async fn the_loop_devices_of_a_node_that_was_killed_with_its_engine_are_detached() {

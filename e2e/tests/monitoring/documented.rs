@@ -63,7 +63,7 @@ async fn every_metric_is_documented_and_every_documented_metric_is_served() {
     assert!(documented.len() > 30, "the table was not found");
     for (name, service) in installed.processes() {
         let what = format!("{name} to serve exactly the documented metrics");
-        eventually(&what, Duration::from_secs(30), async || {
+        eventually(&what, Duration::from_mins(2), async || {
             let answer = service.get("/metrics").await;
             let served = metrics(&answer.map_err(|error| error.to_string())?);
             match differences(name, &documented, &served).as_slice() {

@@ -11,7 +11,7 @@ use crate::installed::{Installed, NODE, POOL, VOLUME};
 async fn logs_line(service: &Service, parts: &[&str]) -> String {
     eventually(
         &format!("a line with {parts:?}"),
-        Duration::from_secs(10),
+        Duration::from_mins(2),
         async || {
             let log = service.process().log();
             let mut lines = log.lines();

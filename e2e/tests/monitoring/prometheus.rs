@@ -36,7 +36,7 @@ const WITHOUT_SERIES: [&str; 13] = [
     "cistern_volume_written_bytes_total",
     "code!=\"Ok\"",
 ];
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(5);
 
 /// The `prometheus` of Debian on a loopback address.
 struct Prometheus {
@@ -47,7 +47,8 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a Prometheus that scrapes and evaluates each second.
+    /// Starts a Prometheus that scrapes every three seconds and evaluates each second. An answer of a busy machine may take as
+    /// long as its interval.
     fn start(installed: &Installed) -> Self {
         let (folder, [http]) = (Folder::new(), free_addresses());
         // Shortens `for` so that alerts fire within seconds, and changes nothing else.
@@ -63,7 +64,7 @@ impl Prometheus {
         let processes = installed.processes();
         let targets = processes.map(|(_, service)| service.http().to_string());
         let config = json!({
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
             "scrape_configs": [{"job_name": "cistern", "static_configs": [{"targets": targets}]}],
         });
@@ -144,7 +145,7 @@ fn queries_of_the_dashboard() -> Vec<String> {
         .filter_map(|panel| panel["targets"].as_array());
     let queries = targets.flatten().map(|target| {
         let query = target["expr"].as_str().unwrap();
-        let query = query.replace("$__rate_interval", "10s");
+        let query = query.replace("$__rate_interval", "30s");
         query.replace("$node", ".*").replace("$pool", ".*")
     });
     queries.collect()
@@ -186,20 +187,17 @@ async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_aler
         format!("alertname=\"CisternPoolUnreachable\",node=\"{NODE}\",pool=\"{BROKEN_POOL}\"");
     let firing = format!("ALERTS{{{alert},alertstate=\"firing\"}}");
     prometheus.series(&firing).await;
-    let waited = format!("count_over_time(ALERTS{{{alert},alertstate=\"pending\"}}[1m])");
+    let waited = format!("count_over_time(ALERTS{{{alert},alertstate=\"pending\"}}[1h])");
     assert_eq!(prometheus.query(&waited).await.unwrap().len(), 1);
-    // No other alert fires.
-    let all = prometheus
-        .query("ALERTS{alertstate=\"firing\"}")
-        .await
-        .unwrap();
-    let names: BTreeSet<&str> = all
-        .iter()
-        .filter_map(|series| series["metric"]["alertname"].as_str())
-        .collect();
-    assert_eq!(
-        names,
-        BTreeSet::from(["CisternPoolUnreachable"]),
-        "{all:#?}"
-    );
+    // No other alert fires, except for a moment on a machine that is too busy to answer in time.
+    eventually("no other alert to fire", SOON, async || {
+        let all = prometheus.query("ALERTS{alertstate=\"firing\"}").await?;
+        let names: BTreeSet<&str> = all
+            .iter()
+            .filter_map(|series| series["metric"]["alertname"].as_str())
+            .collect();
+        let is_alone = names == BTreeSet::from(["CisternPoolUnreachable"]);
+        is_alone.then_some(()).ok_or_else(|| format!("{all:#?}"))
+    })
+    .await;
 }

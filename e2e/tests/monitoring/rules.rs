@@ -16,7 +16,7 @@ const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 /// The runbook in the repository.
 const RUNBOOK_URL: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/docs/runbook.md");
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// A file of alerting rules.
 #[derive(Debug, Deserialize)]

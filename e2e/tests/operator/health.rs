@@ -103,12 +103,14 @@ async fn a_volume_problem_is_reported_once_on_its_claim_and_its_pods_and_so_is_i
 
     let lost = ("DataLoss", "ImageDeleted", 0);
     set_problems(&api, "reported-used", &[slow, lost]).await;
-    api.event(&pod, "VolumeDataLoss").await;
+    for uid in [&claim, &pod] {
+        api.event(uid, "VolumeDataLoss").await;
+    }
     set_problems(&api, "reported-used", &[]).await;
-    let note = api.event(&pod, "VolumeRecovered").await;
-    assert!(note.ends_with("FilesystemErrors, ImageDeleted"), "{note}");
     let expected = ["VolumeDegraded", "VolumeDataLoss", "VolumeRecovered"];
     for uid in [&claim, &pod] {
+        let note = api.event(uid, "VolumeRecovered").await;
+        assert!(note.ends_with("FilesystemErrors, ImageDeleted"), "{note}");
         assert_eq!(reasons(&api, uid).await, expected);
     }
     for uid in [&other, &idle] {
@@ -327,6 +329,9 @@ async fn an_unhealthy_pool_is_reported_on_pool_and_node_and_publishes_nothing_un
     let full = problem(PoolSeverity::Degraded, Reason::NearlyFull);
     report(&api, "sick-1", "sick", vec![full]).await;
     health_is(&api, "sick-1", "sick", ("False", "NearlyFull")).await;
+    for uid in [&carrier, &pool] {
+        api.event(uid, "PoolDegraded").await;
+    }
     capacity_is(&api, "sick", "sick-1", 9).await;
     capacity_is(&api, "sick", "sick-2", 9).await;
     report(&api, "sick-1", "sick", Vec::new()).await;

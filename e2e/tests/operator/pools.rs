@@ -1,12 +1,16 @@
 //! Pools are assigned to nodes, removed from them, and kept while they hold volumes.
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolVolume, names,
+    Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolVolume, StoragePool, names,
 };
-use cistern_e2e::{eventually, objects::write_status};
+use cistern_e2e::{
+    control_plane::UNREADABLE_SIZE,
+    eventually,
+    objects::{accepted, write_status},
+};
 use kube::{
-    ResourceExt as _,
-    api::{Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -594,39 +598,45 @@ async fn r21_an_invalid_spec_that_passes_the_schema_is_reported_and_corrected() 
     assert!(!entry.retiring, "the pool stays on its nodes");
     change(&api.pools(), "bad", selector(json!(null))).await;
     api.pool_is("bad", "True", "Reconciled").await;
+}
 
-    // Larger than 64 bits of bytes: the schema accepts the quantity, and the operator cannot parse it.
-    let raw = kube::core::ApiResource::erase::<cistern_crds::StoragePool>(&());
-    let raw: kube::Api<kube::api::DynamicObject> = kube::Api::all_with(api.client.clone(), &raw);
-    let huge = json!({"spec": {"source": {"image": {"size": "20Ei"}}}});
-    change(&raw, "bad", huge).await;
-    cistern_e2e::eventually(
-        "the pool to report InvalidSpec",
-        crate::cluster::SOON,
-        async || {
-            let pool = raw.get("bad").await.unwrap();
-            let conditions = pool.data["status"]["conditions"]
-                .as_array()
-                .unwrap()
-                .clone();
-            let ready = conditions
-                .iter()
-                .find(|condition| condition["type"] == "Ready")
-                .unwrap();
-            if ready["reason"] == "InvalidSpec" {
-                Ok(())
-            } else {
-                Err(ready.to_string())
-            }
-        },
-    )
+#[tokio::test]
+async fn r21_a_pool_that_cannot_be_read_is_reported_and_corrected() {
+    // A cluster of its own, which accepts such a pool. Other tests list all pools.
+    let cluster = Cluster::start().await;
+    let api = cluster.api();
+    api.add_node("odd-1", &[("odd", "yes")]).await;
+    api.add_pool("odd", &[("odd", "yes")]).await;
+    api.carried("odd-1", "odd").await;
+    api.report("odd-1", "odd", Bytes::gib(9)).await;
+    api.pool_is("odd", "True", "Reconciled").await;
+
+    cluster
+        .control_plane
+        .accept_each_size::<StoragePool>()
+        .await;
+    let raw = ApiResource::erase::<StoragePool>(&());
+    let raw: Api<DynamicObject> = Api::all_with(api.client.clone(), &raw);
+    let sized = |size: &str| json!({"spec": {"source": {"image": {"size": size}}}});
+    let (parameters, odd) = (PatchParams::default(), sized(UNREADABLE_SIZE));
+    accepted(async || raw.patch("odd", &parameters, &Patch::Merge(&odd)).await).await;
+    eventually("the pool to report InvalidSpec", SOON, async || {
+        let pool = raw.get("odd").await.unwrap();
+        let conditions = pool.data["status"]["conditions"].as_array().unwrap();
+        let mut conditions = conditions.iter();
+        let ready = conditions.find(|condition| condition["type"] == "Ready");
+        let ready = ready.unwrap();
+        if ready["reason"] == "InvalidSpec" {
+            Ok(())
+        } else {
+            Err(ready.to_string())
+        }
+    })
     .await;
-    let entry = api.carried("bad-1", "bad").await;
+    let entry = api.carried("odd-1", "odd").await;
     assert!(!entry.retiring, "the pool stays on its nodes");
-    // Other tests list all pools.
-    let readable = json!({"spec": {"source": {"image": {"size": "10Gi"}}}});
-    change(&raw, "bad", readable).await;
-    api.pool_is("bad", "True", "Reconciled").await;
+    change(&raw, "odd", sized("10Gi")).await;
+    api.pool_is("odd", "True", "Reconciled").await;
 }
 
 /// Returns the `nodeInfo` that kubelet reports, with this machine ID.

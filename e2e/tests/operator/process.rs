@@ -57,7 +57,7 @@ async fn a_missing_definition_is_reported_in_readiness_and_waited_for() {
     // The watch backs off up to 30 s.
     eventually(
         "/readyz to return 200",
-        Duration::from_mins(1),
+        Duration::from_mins(5),
         async || {
             let answer = readiness().await?;
             if answer.starts_with("HTTP/1.1 200") {
@@ -171,7 +171,7 @@ async fn r02_an_operator_that_is_killed_at_any_time_reaches_the_desired_state() 
     cluster.operator.stop().await;
 }
 
-/// Waits until the operator has written nothing for two seconds, and returns the number of writes
+/// Waits until the operator has written nothing for five seconds, and returns the number of writes
 /// since the API server started.
 async fn writes_after_idle(cluster: &Cluster) -> u64 {
     let mut last = writes(cluster).await;
@@ -181,7 +181,7 @@ async fn writes_after_idle(cluster: &Cluster) -> u64 {
         if now != last {
             (last, since) = (now, std::time::Instant::now());
         }
-        if since.elapsed() > Duration::from_secs(2) {
+        if since.elapsed() > Duration::from_secs(5) {
             Ok(now)
         } else {
             Err(format!("{now} writes"))

@@ -46,7 +46,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// Timeout of each step.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// A node with one pool of the minimum size. The pool has the name of the node.
 struct Node {

@@ -193,7 +193,7 @@ async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_e
     ] {
         let child = node
             .plugin
-            .start(&["orphans", "adopt", &image, "--timeout", "5s"], "");
+            .start(&["orphans", "adopt", &image, "--timeout", "15s"], "");
         let (answer, left) = admitted(&node, "kept-one", status, child).await;
         assert_eq!(answer.code, 3, "{}", answer.stderr);
         assert!(answer.stderr.contains(words), "{}", answer.stderr);

@@ -48,7 +48,7 @@ impl Installed {
                 .arg(control_plane.kubeconfig())
                 .args(["apply", "-k"])
                 .arg(folder);
-            output(apply, Duration::from_mins(1)).await;
+            output(apply, Duration::from_mins(5)).await;
         }
         let this = Self {
             control_plane,

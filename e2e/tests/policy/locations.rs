@@ -201,7 +201,7 @@ async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
     check(admin, &[("POST", volumes, other, ALLOWED)]).await;
     eventually(
         "the policy to be enforced",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || {
             sizes.set(sizes.get() + 1);
             let size = format!("{}Mi", sizes.get());
@@ -264,7 +264,7 @@ async fn the_operator_deletes_a_persistent_volume_and_creates_it_again_without_a
     let for_any = &replacement(|it| it["spec"]["claimRef"]["uid"] = Value::Null);
     eventually(
         "the policy to be enforced",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || {
             let unwritten = format!("{volumes}?dryRun=All");
             match ask(operator, "POST", &unwritten, unmarked).await {
@@ -417,7 +417,7 @@ async fn the_operator_changes_only_the_selected_node_of_claims_that_have_a_persi
     let unwritten = format!("{pending}?dryRun=All");
     eventually(
         "the policy to refuse",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || match ask(operator, "PATCH", &unwritten, selected).await {
             Err(status) if status.message.contains(ONLY_SELECTED) => Ok(()),
             answer => Err(format!("{answer:?}")),
@@ -473,7 +473,7 @@ async fn the_operator_deletes_only_pods_with_claims_that_are_bound_and_have_not_
         let path = path(name);
         eventually(
             "the policy to refuse",
-            Duration::from_secs(30),
+            Duration::from_mins(2),
             async || match ask(operator, "DELETE", &format!("{path}?dryRun=All"), none).await {
                 Err(status) if status.message.contains(ONLY_LEFT) => Ok(()),
                 answer => Err(format!("{answer:?}")),
@@ -550,7 +550,7 @@ async fn the_operator_evicts_only_the_pod_that_it_has_seen() {
     let any = &eviction(Value::Null);
     eventually(
         "the policy to refuse",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || match ask(operator, "POST", &format!("{path}?dryRun=All"), any).await {
             Err(status) if status.message.contains(ONLY_SEEN) => Ok(()),
             answer => Err(format!("{answer:?}")),
@@ -576,7 +576,7 @@ pub(crate) async fn await_policy(operator: &kube::Client) {
     let sizes = Cell::new(1024);
     eventually(
         "the policy to take effect",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || {
             sizes.set(sizes.get() + 1);
             let size = json!({"spec": {"size": format!("{}Mi", sizes.get())}});

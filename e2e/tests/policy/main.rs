@@ -175,7 +175,7 @@ async fn the_policy_restricts_a_nodes_token_regardless_of_rbac() {
     cluster.bind("cluster-admin", &account).await;
     eventually(
         "the role to take effect",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || {
             let secrets = ask(node_a, "GET", "/api/v1/secrets", &Value::Null).await;
             secrets.map_err(|status| status.message)
@@ -240,7 +240,7 @@ async fn the_policy_restricts_a_nodes_token_in_any_namespace() {
     cluster.bind("cistern-node", &account).await;
     eventually(
         "the role to take effect",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || {
             let volumes = ask(stranger, "GET", "poolvolumes", &Value::Null).await;
             volumes.map_err(|status| status.message)
@@ -548,7 +548,7 @@ async fn users_write_pools_and_read_the_rest() {
         };
         eventually(
             "the role to take effect",
-            Duration::from_secs(30),
+            Duration::from_mins(2),
             async || {
                 let answer = ask(&user, method, path, body).await;
                 answer.map_err(|status| status.message)
@@ -587,7 +587,7 @@ async fn deleting_a_definition_requires_an_annotation() {
     let first = format!("{}?dryRun=All", paths[0]);
     eventually(
         "the policy to take effect",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || match ask(admin, "DELETE", &first, &Value::Null).await {
             Err(status) if status.message.contains(KEPT) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -638,7 +638,7 @@ async fn await_node_policy(node_a: &kube::Client) {
     let nothing = json!({"status": {}});
     eventually(
         "the policy to take effect",
-        Duration::from_secs(30),
+        Duration::from_mins(2),
         async || match ask(node_a, "PATCH", "storagenodes/b/status", &nothing).await {
             Err(status) if status.message.contains(FOREIGN) => Ok(()),
             other => Err(format!("{other:?}")),

@@ -24,7 +24,7 @@ const PATIENCE: [Duration; 5] = [
     Duration::from_millis(64),
 ];
 /// How long the call that is not cancelled may be repeated.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// Cancels a call at several moments, and repeats it until it succeeds.
 async fn cancel_and_repeat<T>(what: &str, call: impl AsyncFn() -> Result<T, Status>) -> T {

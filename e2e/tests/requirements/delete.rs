@@ -60,7 +60,7 @@ async fn dv_07_gc_12_after_ok_the_volume_is_gone_everywhere_and_its_capacity_is_
 /// Waits until the capacity is as expected. It follows the status that the agent publishes shortly after
 /// each change.
 pub(crate) async fn room_when(room: &impl AsyncFn() -> i64, is: impl Fn(i64) -> bool) -> i64 {
-    let patience = std::time::Duration::from_secs(20);
+    let patience = std::time::Duration::from_mins(2);
     cistern_e2e::eventually("the capacity to follow", patience, async || {
         let now = room().await;
         if is(now) {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long the watch of the controller may lag behind.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_mins(2);
 
 const SLOW: (&str, &str) = ("Degraded", "FilesystemErrors");
 const GONE: (&str, &str) = ("Inaccessible", "PoolNotReady");
@@ -62,6 +62,12 @@ async fn add(name: &str, problems: &[(&str, &str)]) {
         name,
         json!({"size": "1Gi", "reserved": "1Gi", "image": image}),
     )
+    .await;
+    eventually(&format!("{name} to be listed"), SOON, async || {
+        let listed = list::all().await;
+        let is_listed = listed.iter().any(|volume| volume.volume_id == name);
+        is_listed.then_some(()).ok_or_else(|| format!("{listed:?}"))
+    })
     .await;
     set_problems(name, problems).await;
 }

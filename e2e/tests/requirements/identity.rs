@@ -84,5 +84,5 @@ async fn prb_02_a_node_without_a_required_tool_is_unhealthy_until_the_tool_is_ba
 async fn mount(driver: &Driver, program: &str, arguments: &[&str], target: &PathBuf) {
     let mut command = driver.command_on_node(program);
     command.args(arguments).arg(target);
-    output(command, std::time::Duration::from_secs(10)).await;
+    output(command, std::time::Duration::from_mins(2)).await;
 }

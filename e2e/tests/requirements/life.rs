@@ -160,7 +160,7 @@ async fn user_inside(volume: &Volume, path: &str) -> Process {
     let what = format!("the user to be inside {path}");
     eventually(
         &what,
-        Duration::from_secs(10),
+        Duration::from_mins(2),
         async || match std::fs::read_link(&inside) {
             Ok(cwd) if cwd.ends_with(path) => Ok(()),
             other => Err(format!("{other:?}")),

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use cistern_e2e::{ControlPlane, Driver, Replica};
+use cistern_e2e::{ControlPlane, Driver, Replica, eventually};
 use cistern_proto::csi::v1::{
     ControllerGetVolumeRequest, ControllerGetVolumeResponse, DeleteVolumeRequest,
     ListVolumesRequest, ListVolumesResponse, Volume, controller_client::ControllerClient,
 };
 use tonic::{Code, Status, transport::Channel};
 
-use crate::{code, controller, create, create_request, delete};
+use crate::{PATIENCE, code, controller, create, create_request, delete};
 
 /// One page of volumes.
 pub(crate) async fn page(
@@ -117,14 +117,26 @@ async fn lv_12_a_token_stays_valid_while_volumes_are_created_and_deleted() {
         create(create_request(name)).await.unwrap();
     }
     let mut client = controller().await;
-    let before = ids(&all().await)
-        .iter()
-        .position(|id| *id == "token-b")
-        .unwrap();
-    let most = i32::try_from(before).unwrap() + 1;
-    let first = page(&mut client, most, "").await.unwrap();
+    // Other tests create and delete volumes, too.
+    let first = eventually(
+        "a page that ends with token-b or before",
+        PATIENCE,
+        async || {
+            let before = ids(&all().await)
+                .iter()
+                .position(|id| *id == "token-b")
+                .unwrap();
+            let most = i32::try_from(before).unwrap() + 1;
+            let first = page(&mut controller().await, most, "").await.unwrap();
+            let listed = volumes(first.clone());
+            match ids(&listed).last() {
+                Some(last) if *last <= "token-b" => Ok(first),
+                last => Err(format!("{last:?}")),
+            }
+        },
+    )
+    .await;
     let token = first.next_token.clone();
-    // Other tests create and delete volumes, too: the page ends with or before token-b.
     delete("token-b").await.unwrap();
     create(create_request("token-c")).await.unwrap();
     delete("token-a").await.unwrap();

@@ -44,11 +44,13 @@ mod volume;
 
 use std::{
     collections::BTreeMap,
+    fmt::Debug,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use cistern_crds::{Bytes, PoolVolume};
-use cistern_e2e::{ControlPlane, Driver};
+use cistern_e2e::{ControlPlane, Driver, eventually};
 use cistern_proto::csi::v1::{
     self,
     controller_client::ControllerClient,
@@ -62,6 +64,8 @@ use tonic::{Code, Status, transport::Channel};
 const POOL: &str = "requirements";
 /// Size of a volume whose size does not matter.
 const SIZE: Bytes = Bytes::mib(16);
+/// Limit of waits for what processes do.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The controller and the node that the tests share. Only tests that leave them unchanged use them.
 async fn shared() -> &'static Driver {
@@ -80,11 +84,40 @@ async fn shared() -> &'static Driver {
     SHARED.get_or_init(start).await
 }
 
-/// A controller and a node of the test's own, with a pool of 1 GiB.
+/// A controller and a node of the test's own, with a pool of 1 GiB. The shared controller knows the pool, too.
 async fn start(node: &str, pool: &str) -> Driver {
     let driver = Driver::start(ControlPlane::shared().await, node).await;
-    driver.add_image_pool(pool, Bytes::gib(1)).await;
+    let made = driver.add_image_pool(pool, Bytes::gib(1)).await;
+    let request = v1::GetCapacityRequest {
+        parameters: map(&[("pool", pool)]),
+        ..v1::GetCapacityRequest::default()
+    };
+    eventually(
+        "the shared controller to know the pool",
+        PATIENCE,
+        async || {
+            let answer = controller().await.get_capacity(request.clone()).await;
+            let known = answer.unwrap().into_inner().available_capacity;
+            let is_made = known == made.thin_room.to_i64();
+            is_made.then_some(()).ok_or_else(|| known.to_string())
+        },
+    )
+    .await;
     driver
+}
+
+/// Repeats a call that has a short deadline and whose node does not answer, until it ends with ABORTED. On a busy machine, its
+/// time may be over before that answer arrives.
+async fn aborted<T: Debug>(mut call: impl AsyncFnMut() -> Result<T, Status>) {
+    eventually("a call to end with ABORTED", PATIENCE, async || {
+        let status = call().await.unwrap_err();
+        match status.code() {
+            Code::Aborted => Ok(()),
+            Code::Cancelled | Code::DeadlineExceeded => Err(status.to_string()),
+            _ => panic!("{status}"),
+        }
+    })
+    .await;
 }
 
 async fn controller() -> ControllerClient<Channel> {

@@ -18,7 +18,7 @@ use tonic::{
 use crate::{POOL, SIZE, block, code, controller, objects, shared, volume::Volume};
 
 /// How long each wait may take.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// A message of either stream.
 trait Message {
@@ -392,7 +392,11 @@ async fn smd_03_a_cancelled_stream_closes_its_images() {
         stream.message().await.unwrap().unwrap();
         streams.push(stream);
     }
-    assert_eq!(open().await, 20);
+    eventually("the images to be open", SOON, async || match open().await {
+        20 => Ok(()),
+        count => Err(format!("{count} are open")),
+    })
+    .await;
     drop(streams);
     eventually("the images to be closed", SOON, async || {
         match open().await {

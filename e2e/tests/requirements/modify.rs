@@ -28,7 +28,7 @@ async fn modify(id: &str, parameters: &[(&str, &str)]) -> Result<(), Status> {
 }
 
 /// How long a change of the pool's spec may take to be in force.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 const THICK: &[(&str, &str)] = &[("provisioning", "thick")];
 const THIN: &[(&str, &str)] = &[("provisioning", "thin")];
 

@@ -68,7 +68,7 @@ async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_explai
             .env_clear()
             .env("PATH", "/usr/bin:/bin");
         command.env("KUBECONFIG", ControlPlane::shared().await.kubeconfig());
-        let output = run(command, Duration::from_secs(10)).await;
+        let output = run(command, Duration::from_mins(2)).await;
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{ids}");
         assert!(stderr.contains(expected), "{ids}: {stderr}");
@@ -100,7 +100,7 @@ async fn gc_09_without_the_api_server_a_controller_is_not_ready_and_its_calls_ar
         ])
         .env("KUBECONFIG", &kubeconfig);
     let _process = Process::start("controller", &folder.join("log"), command);
-    let channel = eventually("the socket", Duration::from_secs(10), async || {
+    let channel = eventually("the socket", Duration::from_mins(2), async || {
         let endpoint = Endpoint::from_shared(endpoint.clone()).unwrap();
         endpoint.connect().await.map_err(|error| error.to_string())
     })
@@ -153,7 +153,7 @@ async fn prt_07_a_process_that_hangs_loses_its_socket_and_one_that_answers_keeps
         command
     };
     let mut hung = Service::start("controller", folder.path(), first, command(first)).await;
-    let refused = run(command(third), Duration::from_secs(30)).await;
+    let refused = run(command(third), Duration::from_mins(2)).await;
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert!(stderr.contains("another process serves on"), "{stderr}");
 

@@ -127,7 +127,7 @@ async fn ngs_11_a_frozen_filesystem_delays_neither_its_statistics_nor_other_call
             .shell("fsfreeze --freeze staging", &[])
             .await
             .unwrap();
-        let patience = Duration::from_secs(30);
+        let patience = Duration::from_mins(2);
         let answer = timeout(patience, volume.statistics(&asked)).await;
         let mut client = shared().await.node_client().await;
         let request = NodeGetCapabilitiesRequest {};

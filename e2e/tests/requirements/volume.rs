@@ -16,7 +16,7 @@ use tonic::Status;
 use crate::{POOL, SIZE, block, create, create_request, delete, mounted, objects, range, shared};
 
 /// How long each operation on the node may take.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 
 /// Every kind of volume: its name, its capability, and a size that it can have.
 pub(crate) fn kinds() -> [(&'static str, VolumeCapability, Bytes); 4] {

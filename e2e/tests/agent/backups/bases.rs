@@ -72,8 +72,7 @@ impl Program<'_> {
     }
 
     /// Waits until a base is removed with its image.
-    async fn until_removed(&self, snapshot: &str) {
-        let image = self.node.get_snapshot(snapshot).await.uid().unwrap();
+    async fn until_removed(&self, snapshot: &str, image: &str) {
         eventually(
             &format!("base {snapshot} to be removed"),
             SOON,
@@ -83,7 +82,7 @@ impl Program<'_> {
             },
         )
         .await;
-        self.node.shell("! test -e $0/$1", &[&image]).await;
+        self.node.shell("! test -e $0/$1", &[image]).await;
     }
 }
 
@@ -119,8 +118,9 @@ async fn a_deleted_snapshot_is_hidden_and_kept_as_the_base_of_the_next_increment
     node.driver.fsck().await;
 
     // A volume has one base.
+    let image = node.get_snapshot(&first).await.uid().unwrap();
     program.delete(&second).await;
-    program.until_removed(&first).await;
+    program.until_removed(&first, &image).await;
     let third = program.take("third", "false").await.unwrap();
     changed(&node, &second, &third).await.unwrap();
     // Without the parameter, nothing is kept.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use cistern_crds::{Bytes, PoolVolume};
+use cistern_e2e::patience;
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -31,7 +32,7 @@ const WITH_KEY: [&str; 5] = [
     "luksAddKey",
     "luksRemoveKey",
 ];
-/// Longer than the test can take.
+/// Longer than the test can take, times the patience of the machine.
 const LONGEST: Duration = Duration::from_mins(30);
 
 /// What the arguments and the environments of all processes have shown.
@@ -80,11 +81,11 @@ struct Watch {
 impl Watch {
     fn begin() -> Self {
         let (over, asked) = mpsc::channel();
-        let started = Instant::now();
+        let (started, longest) = (Instant::now(), LONGEST * patience());
         let watch = move || {
             let mut seen = Seen::default();
             while asked.try_recv() == Err(TryRecvError::Empty) {
-                assert!(started.elapsed() < LONGEST, "the test has not ended");
+                assert!(started.elapsed() < longest, "the test has not ended");
                 seen.look();
                 // Leaves the processor to those that it looks at.
                 thread::sleep(Duration::from_millis(1));

@@ -65,7 +65,7 @@ async fn a_closed_volume_that_is_created_again_with_its_target_is_not_staged() {
 const SEND: &str = "exec 9<$1
     flock --shared 9
     touch $2
-    for _ in $(seq 600); do [ -e $3 ] && break; sleep 0.1; done";
+    until [ -e $3 ]; do sleep 0.1; done";
 
 #[tokio::test]
 async fn a_closed_volume_that_is_created_again_while_it_is_sent_is_taken_up_afterwards() {

@@ -11,7 +11,7 @@ use super::{Moving, has_files};
 use crate::{
     Fixture, SOON,
     snapshots::{stage, sums, unstage, write},
-    transfers::total,
+    transfers::{SLOW, total},
 };
 
 /// Size of the volumes.
@@ -140,7 +140,7 @@ async fn a_volume_is_copied_while_it_is_used_and_little_is_copied_once_it_is_clo
 
 #[tokio::test]
 async fn a_pass_goes_on_over_its_base_after_each_of_its_nodes_was_killed() {
-    let mut moving = Moving::with_rate("pass-killed", 16 << 20, |_| {}).await;
+    let mut moving = Moving::with_rate("pass-killed", SLOW, |_| {}).await;
     let mounted = stage(&moving.source, &moving.volume, "before").await;
     let retained = moving.create_replica(ReplicaPurpose::Retained).await;
     let incoming = moving

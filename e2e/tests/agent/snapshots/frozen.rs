@@ -3,7 +3,6 @@
 use std::{
     path::PathBuf,
     process::{Child, Stdio},
-    time::Duration,
 };
 
 use cistern_crds::{Bytes, Consistency, PoolVolume};
@@ -34,7 +33,7 @@ async fn a_filesystem_that_a_dead_agent_left_frozen_is_thawed_at_its_next_start(
     node.shell(WRITER, &[&path, done.to_str().unwrap()]).await;
     // Statistics, other volumes and snapshots do not wait for it.
     let kubelet = KubeletVolume::at(&node, &volume, "one");
-    let asked = timeout(Duration::from_secs(10), kubelet.statistics(&mounted));
+    let asked = timeout(SOON, kubelet.statistics(&mounted));
     assert!(asked.await.unwrap().is_ok());
     node.volume("two", Bytes::mib(64)).await;
     node.snapshot("while-frozen", &volume).await;
@@ -93,7 +92,7 @@ const LEASE: &str = "$SIG{IO} = 'IGNORE'; open F, '<', $ARGV[0] or die; fcntl(F,
 const TRUNCATE: &str = "(: > $1) </dev/null >/dev/null 2>&1 &";
 
 /// An agent in the middle of a group snapshot: one filesystem is frozen, and another cannot be frozen
-/// while a process has a lease on a file in it.
+/// while a process has a lease on a file in it. The agent is stopped, because a freeze ends after some seconds.
 struct Halfway {
     frozen: PoolVolume,
     busy: PoolVolume,
@@ -146,6 +145,7 @@ impl Halfway {
             }
         })
         .await;
+        node.driver.node().process().signal(Signal::STOP);
         let written = node.driver.kubelet_root().join("written");
         let paths = [&mounted, &written].map(|path| path.to_str().unwrap());
         node.shell(WRITER, &paths).await;
@@ -175,7 +175,7 @@ impl Halfway {
     }
 
     async fn finish(self, node: Fixture) {
-        node.answered_group(&self.group).await;
+        node.ready_group(&self.group).await;
         node.remove_group(&self.group).await;
         unstage(&node, &self.frozen, "frozen").await;
         unstage(&node, &self.busy, "busy").await;
@@ -200,7 +200,9 @@ fn freezing_threads(node: &Fixture) -> Vec<char> {
 async fn an_agent_that_is_terminated_thaws_its_filesystems_before_it_exits() {
     let mut node = Fixture::start("agent-stops-frozen").await;
     let mut halfway = Halfway::begin(&node).await;
-    node.driver.node().process().signal(Signal::TERM);
+    for signal in [Signal::TERM, Signal::CONT] {
+        node.driver.node().process().signal(signal);
+    }
     // No other agent starts: the DaemonSet may be gone.
     halfway.is_written().await;
     halfway.release_lease();
@@ -220,7 +222,7 @@ async fn a_filesystem_frozen_for_a_snapshot_by_a_killed_agent_is_thawed_at_the_n
     assert!(!halfway.written.exists());
     node.driver.start_node().await;
     halfway.is_written().await;
-    let (group, snapshots) = node.answered_group(&halfway.group).await;
+    let (group, snapshots) = node.ready_group(&halfway.group).await;
     let creation_time = group.status.unwrap().creation_time;
     assert!(creation_time.is_some(), "the next agent takes it");
     for snapshot in &snapshots {

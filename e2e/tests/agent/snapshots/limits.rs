@@ -88,7 +88,7 @@ async fn a_snapshot_needs_space_for_its_data_and_an_existing_source() {
     let written = node.block_volume("written", Bytes::mib(32)).await;
     let script = "dd if=/dev/urandom of=$0/$1 bs=1M count=16 conv=notrunc,fsync status=none";
     node.shell(script, &[&written.uid().unwrap()]).await;
-    let room = node.pool().await.unwrap().thick_room;
+    let room = node.published_room(Bytes::mib(96)).await;
     let mut desired = node.desired_volume(
         "rest",
         room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),

@@ -25,7 +25,7 @@ async fn a_pool_that_is_remounted_read_only_takes_nothing_new_until_it_can_be_wr
         // A process in the folder prevents a new mount.
         let stay = format!(
             "systemd-run --quiet --collect --unit=stays --working-directory={folder} sleep 1h
-             for attempt in $(seq 600); do
+             for attempt in $(seq 3000); do
                ! mount -o remount,ro {folder} 2>/dev/null || exit 0; sleep 0.1
              done; exit 1"
         );
@@ -114,7 +114,7 @@ async fn a_filesystem_that_becomes_read_only_under_its_pod_is_reported_until_it_
         let remount = format!(
             "at=$(findmnt --noheadings --list --output TARGET \
                  | grep \"/$(printf {} | sha256sum | cut -d ' ' -f 1)/globalmount\")
-             for attempt in $(seq 600); do
+             for attempt in $(seq 3000); do
                ! mount -o remount,ro $at 2>/dev/null || exit 0; sleep 0.1
              done; exit 1",
             patient.volume

@@ -1,7 +1,7 @@
 //! DeleteVolumeGroupSnapshot.
 
 use cistern_crds::PoolSnapshotGroup;
-use cistern_e2e::{ControlPlane, Replica};
+use cistern_e2e::{ControlPlane, Replica, eventually};
 use cistern_proto::csi::v1;
 use kube::{
     ResourceExt as _,
@@ -16,7 +16,7 @@ use super::{
     agent::{Agent, members},
     asking, get, wanted,
 };
-use crate::cluster::{PATIENCE, SHORT};
+use crate::cluster::{PATIENCE, SHORT, aborted};
 
 async fn deleting(
     replica: &Replica,
@@ -194,14 +194,21 @@ async fn advance(
     }
     // The call ends after it has removed this many snapshots, with ABORTED unless none is left.
     for _ in 0..steps.saturating_sub(1).min(2) {
-        let asked = deleting(replica, &name, &members(group), SHORT).await;
-        agent.reclaim(&left.remove(0)).await;
+        let ids = members(group);
+        let snapshot = left.remove(0);
         if left.is_empty() {
+            let asked = deleting(replica, &name, &ids, PATIENCE).await;
+            agent.reclaim(&snapshot).await;
             asked.await.unwrap().unwrap();
-        } else {
-            let status = asked.await.unwrap().unwrap_err();
-            assert_eq!(status.code(), Code::Aborted, "{status}");
+            continue;
         }
+        let call = async || deleting(replica, &name, &ids, SHORT).await.await.unwrap();
+        let removed = eventually("a snapshot to be removed", PATIENCE, async || {
+            let waits_for = aborted("", async || call().await).await;
+            let found = agent.snapshots.get_opt(&snapshot).await.unwrap();
+            found.map_or(Ok(()), |_| Err(waits_for))
+        });
+        tokio::join!(removed, agent.reclaim(&snapshot));
     }
     if steps == 4 {
         let parameters = DeleteParams::default();
@@ -217,11 +224,11 @@ async fn a_group_that_was_never_taken_is_deleted_without_its_agent() {
     let agent = Agent::new(control_plane, "set-untaken").await;
     let replica = Replica::start(control_plane).await;
     let volumes: [String; 2] = agent.volumes(&replica).await;
-    let client = replica.group_client().await;
-    let status = super::take(client, wanted("set-untaken", &volumes), SHORT).await;
-    let status = status.unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    assert!(status.message().contains("to take it"), "{status}");
+    aborted("to take it", async || {
+        let client = replica.group_client().await;
+        super::take(client, wanted("set-untaken", &volumes), SHORT).await
+    })
+    .await;
     let (group, _) = agent.asked("set-untaken").await;
     delete(&replica, "set-untaken", &members(&group))
         .await

@@ -11,7 +11,7 @@ use tonic::Code;
 
 use super::{Snapshots, agent::TAKEN, of, take, taken, volume};
 use crate::{
-    cluster::{Cluster, PATIENCE, SHORT},
+    cluster::{Cluster, PATIENCE, SHORT, aborted},
     delete,
     history::History,
     requirement, topology,
@@ -216,10 +216,8 @@ async fn cs_09_cs_23_con_05_repeated_calls_wait_for_a_slow_agent_and_take_one_sn
     let snapshots = Snapshots(&cluster);
     let history = History::of(&cluster.snapshots, "slow-cut").await;
     let slow = async |replica: &Replica, waits_for: &str| {
-        let answer = take(replica.client().await, request.clone(), SHORT).await;
-        let status = answer.unwrap_err();
-        assert_eq!(status.code(), Code::Aborted, "{status}");
-        assert!(status.message().contains(waits_for), "{status}");
+        let call = async || take(replica.client().await, request.clone(), SHORT).await;
+        aborted(waits_for, async || call().await).await;
     };
     slow(&replicas[0], "to admit it").await;
     let requested = snapshots.requested("slow-cut").await;

@@ -11,7 +11,7 @@ use super::nodes::Nodes;
 use crate::objects::delete;
 
 /// Timeout of a script on a node.
-const SCRIPT: Duration = Duration::from_secs(30);
+const SCRIPT: Duration = Duration::from_mins(3);
 /// A script that prints the checksums of all files.
 pub(super) const SUMS: &str = "cd $1 && find . -type f | sort | xargs -r sha256sum";
 

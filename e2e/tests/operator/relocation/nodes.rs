@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Timeout of each step.
-pub(super) const SOON: Duration = Duration::from_mins(1);
+pub(super) const SOON: Duration = Duration::from_mins(5);
 
 /// Two nodes with a pool, and the cluster that they are in.
 pub(super) struct Nodes<'a> {
