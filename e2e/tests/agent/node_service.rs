@@ -7,7 +7,7 @@ use std::{
 };
 
 use cistern_crds::{Bytes, PoolVolume, names};
-use cistern_e2e::{ControlPlane, patience};
+use cistern_e2e::{ControlPlane, eventually, patience};
 use cistern_proto::csi::v1::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
     NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
@@ -18,7 +18,7 @@ use kube::ResourceExt as _;
 use rustix::process::Signal;
 use tonic::{Code, Request, Status};
 
-use crate::Fixture;
+use crate::{Fixture, SOON};
 
 /// A volume with the paths that kubelet would pass for it.
 pub(crate) struct KubeletVolume<'a> {
@@ -206,18 +206,26 @@ impl<'a> KubeletVolume<'a> {
     }
 }
 
-/// Repeats a call that has not ended within the driver's own limit, as kubelet does. On an emulated processor a tool may take
-/// longer than that. Elsewhere there is one call.
+/// Repeats a call while it fails because the machine is slow, as kubelet repeats it. On an emulated processor, a call and the
+/// probe of a pool may take longer than the driver lets them. Elsewhere there is one call.
 pub(crate) async fn repeated<T>(
     mut call: impl AsyncFnMut() -> Result<T, Status>,
 ) -> Result<T, Status> {
-    for _ in 1..patience() {
-        match call().await {
-            Err(status) if status.code() == Code::DeadlineExceeded => {}
-            answer => return answer,
-        }
+    if patience() == 1 {
+        return call().await;
     }
-    call().await
+    eventually("a call to end in time", SOON, async || match call().await {
+        Err(status) if is_slow(&status) => Err(status.to_string()),
+        answer => Ok(answer),
+    })
+    .await
+}
+
+fn is_slow(status: &Status) -> bool {
+    let is_of_probe = status
+        .message()
+        .contains("a probe of the pool takes longer");
+    is_of_probe || status.code() == Code::DeadlineExceeded
 }
 
 pub(crate) fn text(path: &Path) -> String {
