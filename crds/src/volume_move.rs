@@ -92,7 +92,7 @@ pub struct VolumeMoveSpec {
 
     /// Makes the standby copy the volume, although its node cannot close it. Everything that was written since the last pass
     /// is lost. The operator does it only if the Node is gone or has the taint `node.kubernetes.io/out-of-service`. Only with
-    /// `cutover: Never`. Absent: the copy stays a copy.
+    /// `cutover: Never`. If absent, the standby copy is not promoted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promotion: Option<Promotion>,
 

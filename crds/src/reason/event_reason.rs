@@ -8,19 +8,19 @@ names! {
     /// The reason of an event that the operator publishes.
     EventReason {
         // On PersistentVolumeClaims.
-        /// On a claim: the parameters of its StorageClass are wrong.
+        /// On a claim and its StorageClass: the parameters of the class are wrong.
         ///
         /// Delete the class and create it again with correct parameters.
         InvalidParameters,
-        /// On a claim: its StorageClass names a StoragePool that does not exist.
+        /// On a claim and its StorageClass: the class names a StoragePool that does not exist.
         ///
         /// Create the pool, or use another class.
         PoolMissing,
-        /// On a claim: its class requests thick provisioning in an overcommitted pool.
+        /// On a claim and its StorageClass: the class requests thick provisioning in an overcommitted pool.
         ///
         /// Use a class with thin provisioning or another pool.
         PoolOvercommitted,
-        /// On a claim: the pool is a volume group, and its class requests a thin volume.
+        /// On a claim and its StorageClass: the pool is a volume group, and the class requests a thin volume.
         ///
         /// Use a class with `provisioning: thick`, or another pool.
         PoolIsVolumeGroup,

@@ -109,12 +109,22 @@ impl Move<'_> {
             }
             Action::TakeSnapshot => self.take_snapshot().await?,
             Action::RemoveSnapshot(name) => self.remove_snapshot(&name).await?,
-            Action::ReleaseSnapshot(name) => self.release_snapshot(&name).await?,
+            Action::ReleaseSnapshot(name) => {
+                if let Some(why) = self.release_snapshot(&name).await? {
+                    return self.wait(why).await;
+                }
+            }
             Action::DeletePods(pods) => self.delete_pods(&pods).await?,
             Action::Create(purpose) => self.create_replica(plan, purpose).await?,
             Action::Grow(purpose) => self.grow_replica(replicas.of(purpose)).await?,
             Action::Remove(purpose) => self.remove_image(replicas.of(purpose)).await?,
-            Action::Release(purpose) => self.release(replicas.of(purpose)).await?,
+            Action::Release(purpose) => {
+                let replica = replicas.of(purpose);
+                if let Some(why) = replica.and_then(removal::held) {
+                    return self.wait(why).await;
+                }
+                self.release(replica).await?;
+            }
             action @ (Action::Declare | Action::Cancel | Action::Undo | Action::Commit) => {
                 self.write_volume(plan, &action).await?;
             }

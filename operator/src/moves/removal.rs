@@ -7,7 +7,7 @@ use cistern_crds::{
     ConditionType, Explanation, HasImage, Reason, condition, names,
     removal::{self, RemovalStep},
 };
-use kube::{Api, Resource, core::DeserializeGuard};
+use kube::{Api, Resource, ResourceExt as _, core::DeserializeGuard};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
@@ -36,6 +36,21 @@ pub(super) fn next(object: &impl HasImage, image: &str) -> Removal {
         }
         RemovalStep::Delete | RemovalStep::Release | RemovalStep::Held => Removal::Release,
     }
+}
+
+/// Why an object that is deleted is still there, if only finalizers of others hold it.
+pub(super) fn held<K>(object: &K) -> Option<Explanation>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let finalizers = object.finalizers();
+    let is_ours = finalizers.iter().any(|name| name == names::FINALIZER);
+    if object.meta().deletion_timestamp.is_none() || is_ours || finalizers.is_empty() {
+        return None;
+    }
+    let (kind, name, others) = (K::kind(&()), object.name_any(), finalizers.join(", "));
+    let message = format!("{kind} {name} is deleted, and finalizers of others hold it: {others}");
+    Some(Explanation::new(Reason::RemovingImage, message))
 }
 
 /// The object, if this version can read it. What it cannot read is left alone: nobody knows whose image that is.
@@ -84,4 +99,33 @@ where
 {
     let api = Api::<K>::all(context.client.clone());
     writes::release(&api, object, names::OPERATOR_MANAGER, names::FINALIZER).await
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::testing;
+    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_deleted_object_that_only_others_hold_is_waited_for_and_they_are_named() {
+        let mut replica = testing::replica("pvc-1", 1);
+        assert_eq!(held(&replica), None);
+        replica.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        let holds = |finalizers: &[&str]| {
+            let finalizers = finalizers.iter().map(|it| (*it).to_owned());
+            let mut replica = replica.clone();
+            replica.metadata.finalizers = Some(finalizers.collect());
+            held(&replica)
+        };
+        assert_eq!(holds(&[names::FINALIZER, "backup.example/hold"]), None);
+        assert_eq!(holds(&[]), None);
+        let why = holds(&["backup.example/hold"]).unwrap();
+        assert_eq!(why.reason, Reason::RemovingImage);
+        assert!(
+            why.message.ends_with("hold it: backup.example/hold"),
+            "{why}"
+        );
+    }
 }

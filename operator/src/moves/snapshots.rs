@@ -1,6 +1,6 @@
 //! The snapshots of a move: takes and removes them. Only those that `status` names.
 
-use cistern_crds::{Consistency, HasImage as _, PoolSnapshot, PoolSnapshotSpec};
+use cistern_crds::{Consistency, Explanation, HasImage as _, PoolSnapshot, PoolSnapshotSpec};
 use kube::{Api, api::ListParams, core::DeserializeGuard};
 
 use super::{Error, advance::Move, passes::Passes, removal};
@@ -61,13 +61,17 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Removes a snapshot whose image is gone.
-    pub(super) async fn release_snapshot(&self, name: &str) -> Result<(), Error> {
-        if let Some(snapshot) = self.snapshot(name).await? {
-            let released = removal::release(self.context, &snapshot).await;
-            released.map_err(|error| self.failed_with("delete", "a PoolSnapshot", error))?;
+    /// Removes a snapshot whose image is gone. Returns why it stays, if others hold it.
+    pub(super) async fn release_snapshot(&self, name: &str) -> Result<Option<Explanation>, Error> {
+        let Some(snapshot) = self.snapshot(name).await? else {
+            return Ok(None);
+        };
+        if let Some(why) = removal::held(&snapshot) {
+            return Ok(Some(why));
         }
-        Ok(())
+        let released = removal::release(self.context, &snapshot).await;
+        released.map_err(|error| self.failed_with("delete", "a PoolSnapshot", error))?;
+        Ok(None)
     }
 
     fn pool_snapshots(&self) -> Api<PoolSnapshot> {
