@@ -1,5 +1,5 @@
 //! Which devices are logical volumes of Cistern, by their UUIDs, as LVM has listed them in the groups of the pools. The
-//! kernel's tables have no tags, and a name proves nothing: a copy of a group has the same names, and anybody can give
+//! kernel's tables have no tags, and a name proves nothing: a copy of a group has the same names, and other programs can give
 //! them.
 //!
 //! *Invariants:* in a group that was listed, only what was listed there is a volume, and a volume that was listed is in no

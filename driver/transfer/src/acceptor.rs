@@ -124,7 +124,7 @@ fn crowding(addresses: &[IpAddr]) -> Option<usize> {
     addresses.iter().position(has_most)
 }
 
-/// When to check whether a connection may still be open. One that is refused has time for a call, to be told why.
+/// When to check whether a connection may still be open. One that is refused has time for a call, whose answer says why.
 fn watch(peer: Peer) -> Interval {
     let first = if peer.is_ok() { WATCHED } else { HANDSHAKE };
     let mut watch = interval_at(Instant::now() + first, WATCHED);

@@ -149,7 +149,7 @@ mod tests {
         let held = share(&places, own);
         let mut refused: Vec<Place> = (0..REFUSED).map(|_| places.take(own).unwrap()).collect();
         assert!(places.take(own).is_none());
-        // They are in nobody's way.
+        // They do not keep others out.
         assert_eq!(places.take(other).unwrap().peer(), Ok(other));
         refused.pop();
         assert_eq!(places.take(own).unwrap().peer(), Err(Crowded::Key));

@@ -433,8 +433,8 @@ async fn crowd(own: &KeyPair, sender: &Sender) -> (Vec<Fetch>, Error) {
     }
 }
 
-/// The connection got no place, and its peer is told why.
-fn is_told(refused: &Error, why: &str) {
+/// The connection got no place, and the error of its call says why.
+fn is_crowded(refused: &Error, why: &str) {
     assert_eq!(code(refused), Code::Unavailable, "{refused}");
     assert!(refused.to_string().contains(why), "{refused}");
 }
@@ -447,7 +447,7 @@ async fn a_key_with_many_connections_is_refused_further_ones_and_is_not_in_the_w
     let sender = Sender::start(Arc::clone(&granting) as _).await;
     let (mut held, refused) = crowd(&own, &sender).await;
     assert_eq!(held.len(), 16);
-    is_told(&refused, "as many as one key may have");
+    is_crowded(&refused, "as many as one key may have");
     // It opens nothing.
     assert_eq!(granting.opened.load(Ordering::Relaxed), 16);
     received(&other, &sender, 0).await.unwrap();
@@ -474,7 +474,7 @@ async fn connections_of_keys_that_are_not_admitted_any_more_are_not_in_the_way_o
         held.extend(crowd(&own, &sender).await.0);
     }
     let refused = received(&other, &sender, 0).await.unwrap_err();
-    is_told(&refused, "as many as there may be");
+    is_crowded(&refused, "as many as there may be");
 
     let is_other = |(key, _): &(PublicKey, String)| *key == other.public();
     granting.granted.lock().unwrap().retain(is_other);

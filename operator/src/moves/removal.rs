@@ -44,8 +44,8 @@ where
     K: Resource<DynamicType = ()>,
 {
     let finalizers = object.finalizers();
-    let is_ours = finalizers.iter().any(|name| name == names::FINALIZER);
-    if object.meta().deletion_timestamp.is_none() || is_ours || finalizers.is_empty() {
+    let is_held = removal::step(object, true, false) == RemovalStep::Held;
+    if !is_held || finalizers.is_empty() {
         return None;
     }
     let (kind, name, others) = (K::kind(&()), object.name_any(), finalizers.join(", "));
@@ -53,7 +53,7 @@ where
     Some(Explanation::new(Reason::RemovingImage, message))
 }
 
-/// The object, if this version can read it. What it cannot read is left alone: nobody knows whose image that is.
+/// The object, if this version can read it. What it cannot read is left alone: it is unknown whose image that is.
 pub(super) fn readable<K>(object: DeserializeGuard<K>) -> Option<K>
 where
     K: Resource<DynamicType = ()>,

@@ -37,7 +37,7 @@ impl Root {
         let listed = volume_device::list(&*self.system);
         let mut volumes = BTreeMap::<Uid, Vec<DeviceNumber>>::new();
         for device in listed.map_err(pool::failed("list the devices of volumes"))? {
-            // Cistern freezes no logical volume: whoever has frozen one thaws it.
+            // Cistern freezes no logical volume. Another program has frozen this one, and thaws it.
             if device.path.is_some() && is_chosen(&device.image) {
                 let devices = volumes.entry(device.image).or_default();
                 devices.push(device.number);

@@ -363,12 +363,7 @@ fn by_uid<'a, K: HasImage>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a 
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, future::pending};
-
     use cistern_host::health::{PoolTrouble, PoolVitals};
-    use http::{Request, Response};
-    use kube::{Client, client::Body};
-    use tower::service_fn;
 
     use super::*;
     use crate::{
@@ -376,6 +371,7 @@ mod tests {
             desired,
             health::pool_judgement::{PoolPlace, of_vitals},
             pools::PoolAvailability,
+            testing::silent_client,
         },
         testing::{
             at, image_of_volume, image_source, node_pool, ready_volume, wanted_snapshot,
@@ -409,10 +405,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pool_whose_file_has_lost_blocks_takes_nothing_new_until_they_are_allocated() {
-        // No request is made.
-        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
-        let client = Client::new(service_fn(api_server), "default");
-        let (desired, _watches) = desired::watch(&client, "node-1");
+        let (desired, _watches) = desired::watch(&silent_client(), "node-1");
         let health = Arc::<Health>::default();
         let admission = Admission::new(desired, Arc::clone(&health));
         let pool = PoolState {

@@ -49,6 +49,8 @@ pub mod report;
 pub mod running;
 pub mod snapshot;
 mod state;
+#[cfg(test)]
+mod testing;
 pub mod tracker;
 pub mod transfers;
 pub mod volume;

@@ -253,34 +253,18 @@ async fn on_pool_disk(
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, future::pending};
-
-    use chrono::Utc;
     use cistern_crds::Bytes;
-    use cistern_host::{Linux, Root};
-    use cistern_transfer::KeyPair;
-    use http::{Request, Response};
-    use kube::{
-        Client,
-        client::Body,
-        core::DeserializeGuard,
-        runtime::{reflector, watcher::Event},
-    };
-    use tower::service_fn;
+    use kube::{core::DeserializeGuard, runtime::watcher::Event};
 
     use super::*;
-    use crate::testing::{image_source, node_pool, wanted_volume};
+    use crate::{
+        agent::testing::watched_agent,
+        testing::{image_source, node_pool, wanted_volume},
+    };
 
     #[tokio::test]
     async fn an_object_that_arrives_while_its_pool_is_opened_is_reconciled_again() {
-        // No request is made.
-        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
-        let client = Client::new(service_fn(api_server), "default");
-        let root = Root::new("/nowhere", Arc::new(Linux::new("/nowhere")));
-        let keys = KeyPair::generate().unwrap();
-        let (mut agent, _watches) = Agent::new(&client, "node-1", root, keys, Utc::now);
-        let (volumes, mut watch) = reflector::store();
-        agent.desired.volumes = volumes;
+        let (agent, mut watch) = watched_agent();
         let agent = Arc::new(agent);
         let owner = Owner {
             node: "node-1".to_owned(),

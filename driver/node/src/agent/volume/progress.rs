@@ -70,45 +70,24 @@ impl Reconciliation<'_, PoolVolume> {
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+    use std::{future::pending, time::Duration};
 
-    use chrono::Utc;
     use cistern_crds::{
         ConditionType,
         condition::{self, ConditionUpdate},
     };
-    use cistern_host::{Linux, Root};
-    use cistern_transfer::KeyPair;
-    use http::{Request, Response};
     use kube::{
-        Client, ResourceExt as _,
-        client::Body,
+        ResourceExt as _,
         core::DeserializeGuard,
-        runtime::{
-            reflector::{self, store::Writer},
-            watcher::Event,
-        },
+        runtime::{reflector::store::Writer, watcher::Event},
     };
     use tokio::time::timeout;
-    use tower::service_fn;
 
     use super::*;
     use crate::{
-        agent::{Agent, desired::Guarded, observations::Growth},
+        agent::{desired::Guarded, observations::Growth, testing::watched_agent},
         testing::{at, ready_volume},
     };
-
-    /// An agent that makes no request, and the watch of its volumes.
-    fn watched() -> (Agent, Writer<Guarded<PoolVolume>>) {
-        let api_server = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
-        let client = Client::new(service_fn(api_server), "default");
-        let root = Root::new("/nowhere", Arc::new(Linux::new("/nowhere")));
-        let keys = KeyPair::generate().unwrap();
-        let (mut agent, _) = Agent::new(&client, "node-1", root, keys, Utc::now);
-        let (volumes, watch) = reflector::store();
-        agent.desired.volumes = volumes;
-        (agent, watch)
-    }
 
     fn show(watch: &mut Writer<Guarded<PoolVolume>>, volume: &PoolVolume) {
         watch.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(volume.clone()))));
@@ -116,7 +95,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_is_outdated_once_its_spec_changes_or_another_one_has_its_name() {
-        let (agent, mut watch) = watched();
+        let (agent, mut watch) = watched_agent();
         let volume = ready_volume();
         let reconciliation = Reconciliation::of(&agent, &volume);
         assert!(reconciliation.is_outdated(), "it is gone");
@@ -134,7 +113,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wait_for_other_volumes_ends_once_there_is_something_to_report() {
-        let (agent, mut watch) = watched();
+        let (agent, mut watch) = watched_agent();
         let mut volume = ready_volume();
         let enforced = ConditionUpdate::reconciled(ConditionType::LimitsEnforced);
         let status = volume.status.get_or_insert_default();
